@@ -13,7 +13,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from monai_saliency import methods
 from monai_saliency.bundle.chosen_method import describe
@@ -43,98 +43,80 @@ def main(arguments: Sequence[str] | None = None) -> None:
         /...explain.yaml
     """
     parser = argparse.ArgumentParser(prog="python -m monai_saliency", description="Saliency maps for MONAI models.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    command = commands.add_parser("overlay", help="print the path of a config for the --config_file list of a bundle")
-    command.add_argument("name", choices=overlays(), metavar="NAME", help=f"one of: {', '.join(overlays())}")
-    command.set_defaults(run=_overlay)
+    def command(run: Callable[..., bool | None], help: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(run.__name__.removeprefix("_"), help=help)
+        made.set_defaults(run=run)
+        return made
 
-    command = commands.add_parser("methods", help="list the methods and their settings, which are flags of a bundle")
-    command.add_argument("names", nargs="*", metavar="NAME", help="a method, or the dotted path of your own")
-    command.set_defaults(run=_methods)
+    made = command(_overlay, "print the path of a config for the --config_file list of a bundle")
+    made.add_argument("name", choices=overlays(), metavar="NAME", help=f"one of: {', '.join(overlays())}")
 
-    command = commands.add_parser("report", help="make the report of an output folder, and print the path of its page")
-    command.add_argument(
-        "folders",
-        nargs="+",
-        metavar="FOLDER",
-        help="the output folder of a run; of several runs to compare them with the first in one report",
-    )
-    command.add_argument("--output_dir", metavar="DIR", help="where the report of several runs goes")
-    command.set_defaults(run=_report)
+    made = command(_methods, "list the methods and their settings, which are flags of a bundle")
+    made.add_argument("names", nargs="*", metavar="NAME", help="a method, or the dotted path of your own")
 
-    command = commands.add_parser("compare", help="report how the maps of two output folders differ")
-    command.add_argument("first", metavar="A", help="the output folder of a run")
-    command.add_argument("second", metavar="B", help="the output folder of another run over the same cohort")
-    command.add_argument(
-        "--tolerance",
-        type=float,
-        default=1e-6,
-        help="the largest difference, relative to the largest absolute value of A's map, that ends with status 0",
-    )
-    command.set_defaults(run=_compare)
+    made = command(_report, "make the report of an output folder, and print the path of its page")
+    made.add_argument("folders", nargs="+", metavar="FOLDER", help="an output folder; of several runs to compare them")
+    made.add_argument("--output_dir", metavar="DIR", help="where the report of several runs goes")
 
-    command = commands.add_parser("gather", help="make one table and one plot of the settings of a sweep")
-    command.add_argument("sweep_dir", metavar="SWEEP_DIR", help="the folder with a folder for each setting")
-    command.add_argument(
-        "--reference",
-        metavar="SETTING",
-        help="the folder with whose maps the others' are compared; by default the one with the most forwards a case",
-    )
-    command.set_defaults(run=_gather)
+    made = command(_compare, "report how the maps of two output folders differ")
+    made.add_argument("first", metavar="A", help="the output folder of a run")
+    made.add_argument("second", metavar="B", help="the output folder of another run over the same cohort")
+    words = "the largest difference, relative to the largest absolute value of A's map, that ends with status 0"
+    made.add_argument("--tolerance", type=float, default=1e-6, help=words)
 
-    command = commands.add_parser("command", help="print the command of bundle/slurm/explain.sbatch, which asks for it")
-    command.add_argument("words", nargs="*", metavar="-- --ID VALUE", help="further flags of the bundle")
-    command.set_defaults(run=_command)
+    made = command(_gather, "make one table and one plot of the settings of a sweep")
+    made.add_argument("sweep_dir", metavar="SWEEP_DIR", help="the folder with a folder for each setting")
+    words = "the folder with whose maps the others' are compared; by default the one with the most forwards a case"
+    made.add_argument("--reference", metavar="SETTING", help=words)
 
-    parsed = parser.parse_args(arguments)
+    made = command(_command, "print the command of bundle/slurm/explain.sbatch, which asks for it")
+    made.add_argument("words", nargs="*", metavar="-- --ID VALUE", help="further flags of the bundle")
+
+    given = vars(parser.parse_args(arguments))
+    run = given.pop("run")
     try:
-        done = parsed.run(parsed)
-    except (ValueError, OutputError) as error:
-        sys.exit(f"error: {error}")
-    if not done:
+        done = run(**given)
+    except (ValueError, FileNotFoundError, OutputError) as error:
+        if run is not _command:
+            sys.exit(f"error: {error}")
+        # The job script tells a wrong variable from a Python without this package.
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    if done is False:
         sys.exit(1)
 
 
-def _overlay(parsed: argparse.Namespace) -> bool:
-    print(overlay_path(parsed.name))
-    return True
+def _overlay(name: str) -> None:
+    print(overlay_path(name))
 
 
-def _methods(parsed: argparse.Namespace) -> bool:
-    print("\n".join(describe(name) for name in parsed.names or methods.__all__))
-    return True
+def _methods(names: Sequence[str]) -> None:
+    print("\n".join(describe(name) for name in names or methods.__all__))
 
 
-def _command(parsed: argparse.Namespace) -> bool:
-    try:
-        words = from_environment(os.environ, parsed.words)
-    except (ValueError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    print(shlex.join(words))
-    return True
+def _command(words: Sequence[str]) -> None:
+    print(shlex.join(from_environment(os.environ, words)))
 
 
-def _report(parsed: argparse.Namespace) -> bool:
-    if len(parsed.folders) > 1 and parsed.output_dir is None:
-        raise ValueError("several runs are compared in a folder of their own: give --output_dir DIR")
-    if len(parsed.folders) == 1 and parsed.output_dir is not None:
-        raise ValueError("--output_dir is for several runs: the report of one run goes into its own folder")
-    several = parsed.output_dir is not None
-    print(write_comparison(parsed.folders, parsed.output_dir) if several else write_report(parsed.folders[0]))
-    return True
+def _report(folders: Sequence[str], output_dir: str | None) -> None:
+    if (len(folders) > 1) != (output_dir is not None):
+        raise ValueError(
+            "--output_dir is for several runs: give --output_dir DIR for them, and none for the report of one"
+        )
+    print(write_report(folders[0]) if output_dir is None else write_comparison(folders, output_dir))
 
 
-def _compare(parsed: argparse.Namespace) -> bool:
-    comparison = compare(parsed.first, parsed.second)
+def _compare(first: str, second: str, tolerance: float) -> bool:
+    comparison = compare(first, second)
     print(comparison)
-    return comparison.agrees(parsed.tolerance)
+    return comparison.agrees(tolerance)
 
 
-def _gather(parsed: argparse.Namespace) -> bool:
-    sweep = gather(parsed.sweep_dir, parsed.reference)
-    written = sweep.write(parsed.sweep_dir)
+def _gather(sweep_dir: str, reference: str | None) -> bool:
+    sweep = gather(sweep_dir, reference)
+    written = sweep.write(sweep_dir)
     print(sweep)
     print("written: " + ", ".join(map(str, written)))
     return sweep.complete

@@ -9,11 +9,6 @@ from monai.utils import OptionalImportError
 
 __all__ = ["AdviceError", "CaseError", "OutputError", "as_case_error", "repeat_cause_last", "root_cause"]
 
-# What torch and CuPy say in a process that was forked after a GPU was used.
-_FORKED = ("CUDA in forked subprocess", "cudaErrorInitializationError")
-# Packages whose names have a version of CUDA in them, by the name that is imported.
-_OF_CUDA = {"cupy": "cupy-cuda12x", "cucim": "cucim-cu12"}
-
 
 class AdviceError(ValueError):
     """What went wrong, and what to do: reports give these words instead of those of its cause.
@@ -78,10 +73,8 @@ def root_cause(error: BaseException) -> BaseException:
         ...     print(repr(root_cause(error)))
         KeyError('image')
     """
-    while (
-        not isinstance(error, (AdviceError, CaseError, OutputError, OptionalImportError))
-        and error.__cause__ is not None
-    ):
+    advice = AdviceError, CaseError, OutputError, OptionalImportError
+    while not isinstance(error, advice) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
@@ -101,19 +94,10 @@ def as_case_error(error: BaseException, case: str, before: str = "", after: str 
         case patient_7: ValueError: expected 1 channel, got 3
     """
     cause = root_cause(error)
-    if any(words in str(cause) for words in _FORKED):
-        return CaseError(
-            case,
-            "a GPU cannot be used in a forked worker process: use threads (`processes=False`), give the loader "
-            "multiprocessing_context='spawn', or fill a disk or lmdb cache first",
-        )
     if isinstance(cause, CaseError):
         return CaseError(case, cause.problem)
     if isinstance(cause, AdviceError):
         return CaseError(case, str(cause))
-    for name, package in _OF_CUDA.items():
-        if isinstance(cause, OptionalImportError) and f"No module named '{name}'" in str(cause):
-            return CaseError(case, f"{name} is not installed: pip install {package}, or that of your version of CUDA")
     return CaseError(case, f"{before}{type(cause).__name__}: {cause}{after}")
 
 

@@ -81,12 +81,6 @@ def nnunet_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return nnunet.train_on_scans(tmp_path_factory.mktemp("nnunet"))
 
 
-@pytest.fixture(scope="session")
-def nnunet_bright(tmp_path_factory: pytest.TempPathFactory, nnunet_models: Path) -> Path:
-    """The 3D model's folder with a network that sees bright voxels."""
-    return nnunet.with_bright(tmp_path_factory.mktemp("nnunet_bright"), nnunet_models)
-
-
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Bundle]:
     """Sets up a layout and makes its folder the working directory, as its ``scripts`` need."""

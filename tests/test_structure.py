@@ -51,7 +51,7 @@ EXTRAS = (
     "pytorch_lightning",
     "ray",
 )
-EXTRAS += ("highdicom", "pydicom", "skimage", "submitit", "tqdm", "yaml")
+EXTRAS += ("highdicom", "pydicom", "skimage", "tqdm", "yaml")
 MACHINE_PATH = re.compile(r"(?<![\w.@}-])/(?:work|home|root|Users|private|opt|tmp|var)/\w")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from monai.transforms import Compose
 from monai_saliency.bundle.chosen_method import AUTO, MethodChoice
 from monai_saliency.bundle.replay import own_inferer
 from monai_saliency.distributed.base import Engine as SharingEngine
-from monai_saliency.errors import repeat_cause_last
 from monai_saliency.fills.constant import fill_in_unit
 from monai_saliency.handlers.trust import Trust
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -32,12 +32,13 @@ REGIONS = "saliency_regions"
 NETWORK_INPUT = "network_input"
 
 
+@dataclass
 class AttachSettings:
     """What is explained of an evaluator's predictions, and how.
 
     Args:
         image_key: the key of a batch that holds the network's input; found by its values by default.
-        key: the key of the map, and the ending of its files' names; ``saliency`` by default.
+        key: the key of the map, and the ending of its files' names.
         label_key: the key of a batch that holds label maps, for regions and targets that are made of them.
         target: ``"auto"`` (:class:`~monai_saliency.targets.auto.AutoTarget`) or a target.
         output: the part of the network's output that is explained.
@@ -73,7 +74,7 @@ class AttachSettings:
         network_id: a name for the network in the store, needed where it is not a module.
         engine: shares the cohort with other processes (:mod:`monai_saliency.distributed`).
         prefix: what precedes the settings' names in a config, for errors and warnings.
-        settings: those of what is written (:func:`~monai_saliency.transforms.case_writers`), such as
+        others: settings of what is written (:func:`~monai_saliency.transforms.case_writers`), such as
             ``picture=False`` or ``dicom=True``; and the method's own, by default the method's own defaults, and 100
             supervoxels for ``region_occlusion`` without ``label_key``.
 
@@ -81,64 +82,54 @@ class AttachSettings:
         ValueError: when a setting is wrong.
     """
 
-    def __init__(
-        self,
-        image_key: str | None = None,
-        key: str | None = None,
-        label_key: str | None = None,
-        target: Target | str = "auto",
-        output: str | int | Sequence[str | int] | None = None,
-        classes: Sequence[int] | str = "predicted",
-        activation: str | None = None,
-        method: str | Callable[..., PerturbationInferer] = AUTO,
-        fill: float | Callable[[torch.Tensor], torch.Tensor] = 0.0,
-        fill_unit: str = "network",
-        mask_batch_size: int | str | None = None,
-        amp: str | bool | None = False,
-        channels_last: bool = False,
-        compile: bool | str | Mapping[str, Any] | None = False,
-        report: bool = True,
-        standard_error: bool = True,
-        trust: bool = False,
-        trust_steps: int = 20,
-        keeps_place: bool = False,
-        strict: bool = False,
-        store_dir: str | Path | None = None,
-        network_id: str | None = None,
-        engine: SharingEngine | None = None,
-        prefix: str = "",
-        **settings: Any,
-    ) -> None:
-        repeat_cause_last()
-        if isinstance(target, str) and target != "auto":
-            raise ValueError(f"`{prefix}target` must be 'auto' or a target, got {target!r}")
-        self.prefix = prefix
+    image_key: str | None = None
+    key: str = "saliency"
+    label_key: str | None = None
+    target: Target | str = "auto"
+    output: str | int | Sequence[str | int] | None = None
+    classes: Sequence[int] | str = "predicted"
+    activation: str | None = None
+    method: str | Callable[..., PerturbationInferer] = AUTO
+    fill: float | Callable[[torch.Tensor], torch.Tensor] = 0.0
+    fill_unit: str = "network"
+    mask_batch_size: int | str | None = None
+    amp: str | bool | None = False
+    channels_last: bool = False
+    compile: bool | str | Mapping[str, Any] | None = False
+    report: bool = True
+    standard_error: bool = True
+    trust: bool = False
+    trust_steps: int = 20
+    keeps_place: bool = False
+    strict: bool = False
+    store_dir: str | Path | None = None
+    network_id: str | None = None
+    engine: SharingEngine | None = None
+    prefix: str = ""
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, **given: Any) -> AttachSettings:
+        """Settings of what is written and of the method may be among the arguments."""
+        own = {each.name for each in fields(cls)} & given.keys()
+        return cls(**{name: given.pop(name) for name in own}, others=given)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.target, str) and self.target != "auto":
+            raise ValueError(f"`{self.prefix}target` must be 'auto' or a target, got {self.target!r}")
         # The scan's own unit needs the preprocessing, which is known at the first case.
-        fill_in_unit(fill, fill_unit, Compose(), id=f"{prefix}fill")
+        fill_in_unit(self.fill, self.fill_unit, Compose(), id=f"{self.prefix}fill")
+        settings = dict(self.others)
         self._written = {name: settings.pop(name) for name in writer_settings() if name in settings}
-        self._written |= {"key": key or "saliency", "image_key": NETWORK_INPUT, "prefix": prefix, "report": report}
+        self._written |= {"key": self.key, "image_key": NETWORK_INPUT, "prefix": self.prefix, "report": self.report}
         self.writers(".")  # wrong settings are refused before the first forward
-        self.dicom = flag("dicom", self._written.get("dicom", False))
-        made = label_key is None and settings.get("regions") is None
-        defaults = {"num_supervoxels": 100} if made else {}
-        self.method = MethodChoice(method, settings, defaults, prefix)
-        self.image_key = image_key
-        self.key = key or "saliency"
-        self.label_key = label_key
-        self.target, self.output = target, output
-        self.classes = classes
-        self.activation = activation
-        self.fill, self.fill_unit = fill, fill_unit
-        self.mask_batch_size = mask_batch_size
-        self.runtime = check_runtime(amp, channels_last, compile, prefix)
-        self.report = flag("report", report)
-        self.standard_error = flag("standard_error", standard_error)
-        self.trust = Trust.when(trust, trust_steps)
-        self.keeps_place = flag(f"{prefix}keeps_place", keeps_place)
-        self.strict = strict
-        self.store_dir = store_dir
-        self.network_id = network_id
-        self.engine = engine
+        made = self.label_key is None and settings.get("regions") is None
+        self.choice = MethodChoice(self.method, settings, {"num_supervoxels": 100} if made else {}, self.prefix)
+        self.runtime = check_runtime(self.amp, self.channels_last, self.compile, self.prefix)
+        self.report = flag("report", self.report)
+        self.standard_error = flag("standard_error", self.standard_error)
+        self.measures = Trust.when(self.trust, self.trust_steps)
+        self.keeps_place = flag(f"{self.prefix}keeps_place", self.keeps_place)
 
     def writers(self, folder: str | Path) -> Compose:
         """What is written of each case into a folder."""
@@ -150,12 +141,10 @@ class AttachSettings:
         """
         target, output = self.target, self.output
         if isinstance(target, str):
-            # A wrapper of nnU-Net makes labels itself, so that no postprocessing shows the activation.
-            activation = self.activation or getattr(evaluator, "activation", None)
-            target = AutoTarget(read_postprocessing(postprocessing), self.classes, activation, self.output)
+            target = AutoTarget(read_postprocessing(postprocessing), self.classes, self.activation, self.output)
             output = None
         own = own_inferer(evaluator)
-        method = self.method.choose(own, image)
+        method = self.choice.choose(own, image)
         return method(
             target=target,
             fill=fill_in_unit(self.fill) if self.fill_unit == "network" else None,

@@ -8,23 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from monai.data import MetaTensor
+from monai.data import MetaTensor, decollate_batch
 from monai.transforms import Compose
 from monai.utils import CommonKeys
 
 from monai_saliency.bundle.attach_settings import NETWORK_INPUT, REGIONS, AttachSettings
-from monai_saliency.bundle.batches import goes_through_all, input_key, is_input, items_of, keys_of
-from monai_saliency.bundle.case_names import input_file
-from monai_saliency.bundle.nnunet import WrappedNNUNet, predicting
-from monai_saliency.bundle.placement import Placement
+from monai_saliency.bundle.placement import Placement, input_file
 from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer
-from monai_saliency.cases import Case, image_spacing
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.fills.constant import fill_in_unit
 from monai_saliency.handlers.made_by import warn_of_others
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
 from monai_saliency.handlers.summary import Summary
-from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
 from monai_saliency.networks.outputs import rows
@@ -45,19 +41,15 @@ logger = logging.getLogger(__name__)
 
 # Values in one batch of perturbed images, 64 MB in float32.
 _BATCH_VALUES = 2**24
-# What a case's dictionary comes to hold under keys of our own.
-_OWN_KEYS = {"case": "the case", "explanation": "the explanation", "title": "the picture's title"}
 
 
 class AttachedHandler(SaliencyHandler):
     """Explains the batches of any evaluator, by what its inferer is given and gives."""
 
     def __init__(self, settings: AttachSettings, words: str, evaluator: Any, postprocessing: Any, folder: Path) -> None:
-        self._predicting = predicting(evaluator)
-        self._wrapped = self._predicting if isinstance(self._predicting, WrappedNNUNet) else None
         super().__init__(
-            settings.inferer(self._predicting, postprocessing),
-            settings.network(self._predicting.network),
+            settings.inferer(evaluator, postprocessing),
+            settings.network(evaluator.network),
             Compose([self._place, settings.writers(folder)]),
             summary=Summary(folder / "summary.csv"),
             failures=Failures(folder / "failures.csv", settings.strict, shared=settings.engine is not None),
@@ -66,26 +58,24 @@ class AttachedHandler(SaliencyHandler):
             saliency_key=settings.key,
             label_key=None if settings.label_key is None else REGIONS,
             standard_error_key=error_key(settings.key) if settings.standard_error else None,
-            trust=settings.trust,
+            trust=settings.measures,
         )
         self.settings = settings
         self.words = words
         self.folder = folder
-        self.num_cases = 0
-        self.last_case = "none"
+        self.is_started = False
         self._placement: Placement
-        self._is_started = False
-        self._is_found = False  # the image's key, by its values
         self._names: list[str] | None = None
-        self._epoch_length: int | None = None
         self._explains = self.inferer
         self._postprocessing_read = postprocessing
-        self._own = own_inferer(self._predicting)
+        self._own = own_inferer(evaluator)
         self._recorder = Recorder(evaluator.inferer)
         evaluator.inferer = self._recorder
         # Our own bundle lists cases that cannot be loaded.
-        if isinstance(failures := getattr(evaluator, "failures", None), Failures):
-            failures.withdraw_by(self.withdraw)
+        found = getattr(evaluator, "failures", None)
+        self._own_failures = found if isinstance(found, Failures) else None
+        if self._own_failures is not None:
+            self._own_failures.withdraw_by(self.withdraw)
 
     def attach(self, engine: Engine) -> None:
         """Register with an evaluator."""
@@ -94,16 +84,17 @@ class AttachedHandler(SaliencyHandler):
         engine.add_event_handler(Events.ITERATION_STARTED, lambda _: self._recorder.calls.clear())
 
     def report_unmet(self) -> None:
-        """Report cases that were listed but not met: MONAI's ``ThreadDataLoader`` ends silently at a broken scan."""
-        failed = [] if self.failures is None else [row["case"] for row in self.failures.rows]
-        ended = {*self.explained, *self.explainer.waiting, *failed}
-        unmet = [name for name in self._names or [] if name not in ended]
-        words = "the loader ended before it, as MONAI's ThreadDataLoader does at a scan that cannot be read"
-        for name in unmet if goes_through_all(self._loader, self._epoch_length) else []:
-            self.failures.add(name, "load", CaseError(name, f"{words}: it has no map"))  # type: ignore[union-attr]
-        if unmet:
-            words = "%s has not met %d of the cases that its loader's dataset lists (the first is %s)"
-            logger.warning(f"{words}: they have no map", self.words, len(unmet), unmet[0])
+        """Report cases that were listed but not met."""
+        lists = [each.rows for each in (self.failures, self._own_failures) if each is not None]
+        ended = {*self.explained, *self.explainer.waiting, *(row["case"] for rows in lists for row in rows)}
+        if unmet := [name for name in self._names or [] if name not in ended]:
+            logger.warning(
+                "%s has not met %d of the cases that its loader's dataset lists (the first is %s): they have no map, "
+                "since the loader leaves them out, or ended before, as MONAI's ThreadDataLoader does at a broken scan",
+                self.words,
+                len(unmet),
+                unmet[0],
+            )
 
     def report_at_end(self, engine: Engine) -> None:
         """Report unmet cases at the end of the evaluator's run, log how many cases have no map, and make the report."""
@@ -124,33 +115,22 @@ class AttachedHandler(SaliencyHandler):
         return self._explains.replace(inferer=self._own)
 
     def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:
-        """What reads the label map of a case on the image's grid, if that is known; None if it has none."""
-        read = super().label_of(item)
-        if read is None or not self._placement.problem:
-            return read
-
-        def refuse() -> torch.Tensor:
-            words = f"{self._placement.problem}, so where its label lies is not known"
-            raise CaseError(str(item["case"]), words)
-
-        return refuse
+        """What reads the label map of a case on the image's grid; None if it has none, or a step may have moved it."""
+        return None if self._placement.problem else super().label_of(item)
 
     def batches(self, engine: Engine) -> Iterator[Batch]:
         """The images of one iteration, in the groups that can be explained together."""
         call = self._recorder.take()
-        images, self._epoch_length = call.images, engine.state.epoch_length
-        items = items_of(engine.state.batch, len(images))
-        if not self._is_started:
+        images = call.images
+        items = _items_of(engine.state.batch, len(images))
+        if not self.is_started:
             self._start(engine, items, images, call)
         batch = self.explainer.assignment.place(engine.state.iteration - 1)
         places = [f"{batch}-{i}" if len(items) > 1 else str(batch) for i in range(len(items))]
-        strange = [not self._is_input(*each) for each in zip(items, images, strict=True)]
         cases = [self._case(*each) for each in zip(items, call.inputs, places, strict=True)]
         changed = getattr(engine, "output_changed", False)
-        if self._wrapped is not None:
-            images, call, changed = self._inside(self._wrapped, cases)
         predictions = (None if changed else predictions_of(call.output, len(images))) or [None] * len(images)
-        groups = ([i for i in group if self._has_place(cases[i], strange[i])] for group in call.groups())
+        groups = ([i for i in group if self._has_place(cases[i])] for group in call.groups())
         for group in filter(None, groups):
             # If a detector finds no box, the surest of those below its threshold is explained.
             unsure = call.is_list and finds_nothing(_predicted(engine, call)[group[0]])
@@ -158,26 +138,10 @@ class AttachedHandler(SaliencyHandler):
             changes["inferer"] = Replay.of(self._own, call.of(group), unsure)
             if self.settings.mask_batch_size is None:
                 changes["mask_batch_size"] = max(1, min(16, _BATCH_VALUES // images[group[0]].numel()))
-            self.num_cases += len(group)
-            self.last_case = str(cases[group[-1]]["case"])
             together = torch.stack([images[i] for i in group])
             # A detector without its threshold gives more boxes than it predicted.
             predicted = [None if unsure else predictions[i] for i in group]
             yield Batch(together, [cases[i] for i in group], self._explains.replace(**changes), predicted)
-
-    def _inside(self, wrapped: WrappedNNUNet, cases: list[dict[Any, Any]]) -> tuple[list[torch.Tensor], Call, bool]:
-        """The images and the call inside of MONAI's wrapper of nnU-Net, and whether its output is another one."""
-        if len(cases) > 1:
-            raise ValueError(
-                f"MONAI's wrapper of nnU-Net predicts the first image of a batch alone, and got {len(cases)}: let "
-                "the loader give one at a time (batch_size 1)"
-            )
-        image = wrapped.preprocess(cases[0], self.image_key)
-        if REGIONS in cases[0]:
-            cases[0][REGIONS] = wrapped.on_grid(cases[0][REGIONS], image)
-        cases[0][self.image_key] = image
-        images = [plain(image)]
-        return images, Call(images[0][None]), True  # a wrapper's labels cannot be compared with logits
 
     def _start(self, engine: Any, items: list[dict[Any, Any]], images: Sequence[torch.Tensor], call: Call) -> None:
         """Find the images among what the loader gives, and print what will be explained of the first."""
@@ -185,32 +149,30 @@ class AttachedHandler(SaliencyHandler):
         key = self._image_key(items, images)
         self.image_key = NETWORK_INPUT if key is None else key
         # The same target, which chooses once for the cohort.
-        chosen = settings.inferer(engine if self._wrapped is None else self._wrapped, self._postprocessing_read, image)
-        self._explains = chosen.replace(target=self.inferer.target)
+        chosen = settings.inferer(engine, self._postprocessing_read, image).replace(target=self.inferer.target)
         self._placement = placement = Placement(
             engine.data_loader if key is not None else None,
             self.image_key,
             self.saliency_key,
-            self._explains.masks.by_region,
+            chosen.masks.by_region,
             settings.keeps_place,
             f"{settings.prefix}keeps_place",
         )
-        if self._wrapped is not None:
-            placement.begin_from(self._wrapped.transform(self.image_key))
-        self._names = names = None if key is None else placement.names.all(item)
+        self._names = names = None if key is None else placement.all_names(item)
         if names is not None and self.failures is not None and self.summary is not None:
             self.failures.keep(names)
             warn_of_others(self.summary, names)
         fill = fill_in_unit(
             settings.fill, settings.fill_unit, placement.transform, self.image_key, f"{settings.prefix}fill"
         )
-        self._explains = self._explains.replace(fill=fill)
-        self._is_started = True
+        self._explains = chosen.replace(fill=fill)
+        self.is_started = True
         found = "the network's input is no entry of the batch" if key is None else f"image {key!r}"
         print(
             f"monai_saliency: {self.words} ({type(engine).__name__}) runs {type(engine.network).__name__} by "
             f"{type(self._own).__name__} on {found} {tuple(image.shape)}; "
-            f"{self._words(_predicted(engine, call), len(images), item, image)}; maps go to {self.folder}",
+            f"{self._words(_predicted(engine, call), len(images), image)}, by "
+            f"{settings.choice.choose(self._own, image).name}; maps go to {self.folder}",
             flush=True,
         )
 
@@ -218,110 +180,124 @@ class AttachedHandler(SaliencyHandler):
         """The key of the network's input; None if no entry of the batch is it."""
         item, key = items[0], self.settings.image_key
         if key is not None and key not in item:
-            raise ValueError(f"the batch has no key {key!r}: --saliency_image_key must be one of {keys_of(item)}")
+            raise ValueError(f"the batch has no key {key!r}: --saliency_image_key must be one of {_keys_of(item)}")
         if self.saliency_key != "saliency" and self.saliency_key in item:
             raise ValueError(
                 f"`saliency_key` {self.saliency_key!r} is a key of the batch, and names the map: choose another one "
                 "(--saliency_image_key names the network's input)"
             )
-        if key is None:
-            key = input_key(items, images, [self.settings.label_key])
-            self._is_found = key is not None
-        if key in _OWN_KEYS:
-            raise ValueError(f"the network's input has the key {key!r}, which names {_OWN_KEYS[key]} here: rename it")
-        return key
+        return _input_key(items, images, self.settings.label_key) if key is None else key
 
-    def _words(self, output: Any, count: int, item: dict[Any, Any], image: torch.Tensor) -> str:
+    def _words(self, output: Any, count: int, image: torch.Tensor) -> str:
         """What is explained of the first image, from the output that the evaluator has just computed for it."""
-        label_key, target = self.settings.label_key, self.inferer.target
+        target = self.inferer.target
+        if not isinstance(target, AutoTarget):
+            return type(target).__name__
         try:
-            labels = None if label_key is None else item.get(label_key)
-            spacing = image_spacing(item[self.image_key][None]) if self.image_key in item else None
-            masks = self._explains.masks.bind(image, labels, spacing)
-            price = f"{'at most ' * masks.in_rounds}{masks.at_most + 1} forwards a case"
-            words = type(target).__name__
-            if self._wrapped is not None:
-                words = "the logits of nnU-Net's network, on the grid that it sees"
-            elif isinstance(target, AutoTarget):
-                words = target.choose(rows(output, 0, 1, count), Case("the first case", image)).words
+            return target.choose(rows(output, 0, 1, count), Case("the first case", image)).words
         except ValueError as error:  # raised again, with the case's name, when it is explained
             return f"the first case cannot be explained ({error})"
-        return f"{words}; {self.settings.method.choose(self._own, image).name}, {price}"
 
     def _case(self, item: dict[Any, Any], image: Any, place: str) -> dict[Any, Any]:
         value = item.get(self.image_key, image)
         item[self.image_key] = value if isinstance(value, MetaTensor) else MetaTensor(value)
-        item["case"] = self._placement.names.name(item, place)
-        if self.settings.label_key is not None:
-            if not isinstance(item.get(self.settings.label_key), torch.Tensor):
+        item["case"] = self._placement.name(item, place)
+        if (label_key := self.settings.label_key) is not None:
+            if not isinstance(item.get(label_key), torch.Tensor):
                 raise ValueError(
-                    f"the batch has no label map under `saliency_label_key` {self.settings.label_key!r}, but "
-                    f"{keys_of(item)}"
+                    f"the batch has no label map under `saliency_label_key` {label_key!r}, but {_keys_of(item)}"
                 )
-            item[REGIONS] = item[self.settings.label_key]
+            item[REGIONS] = item[label_key]
         # The summary reads a label from its file.
         label = input_file(item.get(CommonKeys.LABEL))
         if self.image_key != CommonKeys.LABEL:
             item["label"] = str(label) if label is not None and label.name.endswith((".nii", ".nii.gz")) else ""
         return item
 
-    def _is_input(self, item: dict[Any, Any], image: torch.Tensor) -> bool:
-        """Whether a case's entry is what the network got, if the key was found by the values of the first cases."""
-        value = item.get(self.image_key)
-        if not self._is_found:
-            return True
-        return isinstance(value, torch.Tensor) and value.ndim > 0 and is_input(value, image[: len(value)])
-
-    def _has_place(self, case: dict[Any, Any], is_strange: bool) -> bool:
-        """Whether a case's map can lie on its scan. The case fails if it cannot, and is left out if it was met."""
-        if self._placement.names.is_again(case):
+    def _has_place(self, case: dict[Any, Any]) -> bool:
+        """Whether a case's map can lie on its scan; the case fails if it cannot. One that was met has no name."""
+        if not case["case"]:
             return False
-        problem = self._placement.names.problem(case, self.settings.dicom)
-        if is_strange:
-            problem = (
-                f"its entry {self.image_key!r} is not the network's input, as it was in the first batch, so where the "
-                "map lies is unknown: name the entry that is by --saliency_image_key"
-            )
+        problem = self._placement.problem_of(case, bool(self.settings.others.get("dicom")))
         if problem:
             self.explainer.refuse(CaseError(case["case"], problem))
         return not problem
 
     def _place(self, case: dict[Any, Any]) -> dict[Any, Any]:
         explanation = case["explanation"]
-        scores = explanation.scores
-        if len(scores) == 1:  # one region or channel, which is the whole image
-            scores = torch.cat([scores, explanation.reference_scores[None]])
-        span = scores.amax(dim=0) - scores.amin(dim=0)
-        flat = [label for label, width in zip(explanation.target.labels, span.tolist(), strict=True) if width == 0]
-        if len(flat) == len(span):
-            raise CaseError(explanation.name, _constant(explanation, scores[0]))
-        if flat:
-            logger.warning(
-                "case %s: no perturbed image changed the score of %s, so their maps are constant",
+        scores, before = explanation.scores, explanation.reference_scores
+        # One region or channel may be the whole image.
+        compared = torch.cat([scores, before[None]]) if len(scores) == 1 else scores
+        if bool((compared == compared[0]).all()):
+            labels = ", ".join(map(str, explanation.target.labels))
+            raise CaseError(
                 explanation.name,
-                ", ".join(map(str, flat)),
+                f"none of {len(scores)} perturbed images changed what is explained more than the others did ({labels}: "
+                f"{before.tolist()} unperturbed, {scores[0].tolist()} perturbed), so the map would be constant: the "
+                "network does not look at the image, its probability is saturated, or what is found is lost whatever "
+                "is hidden; try --saliency_activation none, another --saliency_fill, or to hide more or less",
             )
         return self._placement({**case, NETWORK_INPUT: case[self.image_key]})
-
-
-def _constant(explanation: Explanation, score: torch.Tensor) -> str:
-    """Why a case has no map if all perturbed images have one score ``(K,)``."""
-    count, labels = len(explanation.scores), ", ".join(map(str, explanation.target.labels))
-    before = explanation.reference_scores.tolist()
-    if bool((score == explanation.reference_scores).all()):
-        return (
-            f"none of {count} perturbed images changed what is explained ({labels}, {before}), so the map would be "
-            "constant: the network does not look at the image, or its probability is saturated; try "
-            "--saliency_activation none, another --saliency_fill or larger windows"
-        )
-    return (
-        f"each of {count} perturbed images changed what is explained ({labels}) from {before} to {score.tolist()}, so "
-        "the map would be constant: what is found is lost whatever is hidden; try to hide less, by smaller windows, "
-        "regions or a higher --saliency_p1, or another --saliency_fill"
-    )
 
 
 def _predicted(engine: Any, call: Call) -> Any:
     """What an evaluator has predicted for a batch; what its inferer gave, if it was taken apart into images."""
     output = engine.state.output
     return output[CommonKeys.PRED] if isinstance(output, Mapping) and CommonKeys.PRED in output else call.output
+
+
+def _keys_of(item: Mapping[Any, Any]) -> list[str]:
+    """The keys of a case in words, for messages."""
+    return sorted(map(str, item))
+
+
+def _items_of(batch: Any, count: int) -> list[dict[Any, Any]]:
+    """A batch's cases as dictionaries of their own; of batches that are no dictionaries by position."""
+    if isinstance(batch, (list, tuple)) and len(batch) == count and all(isinstance(item, dict) for item in batch):
+        return [dict(item) for item in batch]
+    items = decollate_batch(batch)
+    if len(items) != count and isinstance(batch, Mapping):
+        items = _by_key(batch, count) or items
+    if len(items) != count:
+        raise ValueError(f"a batch of {len(items)} cases gave the network {count} images, so which is whose is unknown")
+    return [
+        dict(item) if isinstance(item, dict) else dict(enumerate(item if isinstance(item, (list, tuple)) else [item]))
+        for item in items
+    ]
+
+
+def _by_key(batch: Mapping[Any, Any], count: int) -> list[dict[Any, Any]]:
+    """The cases of a batch with entries of another length, such as lists of clicks, which each case gets whole; empty
+    if no tensor of the batch has one entry for each image.
+    """
+    parts = {key: decollate_batch(value) for key, value in batch.items()}
+    fits = {key: isinstance(part, (list, tuple)) and len(part) == count for key, part in parts.items()}
+    if not any(fits[key] and isinstance(batch[key], torch.Tensor) for key in batch):
+        return []
+    return [{key: parts[key][i] if fits[key] else batch[key] for key in batch} for i in range(count)]
+
+
+def _input_key(items: Sequence[Mapping[Any, Any]], images: Sequence[torch.Tensor], label_key: Any) -> Any:
+    """The key under which the cases hold what their network got; None if there is none."""
+    for channels in range(len(images[0]), 0, -1):
+        parts = [image[:channels] for image in images]
+        keys = [key for key in items[0] if key != label_key and _holds(key, items, parts)]
+        if len(keys) > 1 and CommonKeys.IMAGE not in keys:
+            raise ValueError(
+                f"the batch's entries {', '.join(map(repr, keys))} are all equal to the network's input, as an empty "
+                "scan and its mask are, so which of them it got is unknown: name it by --saliency_image_key"
+            )
+        if keys:
+            return next((key for key in keys if key == CommonKeys.IMAGE), keys[0])
+    return None
+
+
+def _holds(key: Any, items: Sequence[Mapping[Any, Any]], images: Sequence[torch.Tensor]) -> bool:
+    return all(_is_input(item.get(key), image) for item, image in zip(items, images, strict=True))
+
+
+def _is_input(value: Any, image: torch.Tensor) -> bool:
+    """Whether an entry of a case holds the voxels ``(C, *spatial)`` that its network got."""
+    if not isinstance(value, torch.Tensor) or value.shape != image.shape:
+        return False
+    return torch.equal(plain(value).to(image).nan_to_num(), image.nan_to_num())

@@ -18,7 +18,6 @@ from monai.utils import look_up_option
 
 from monai_saliency import methods
 from monai_saliency.bundle.config import BundleConfig, calling_parser
-from monai_saliency.errors import AdviceError
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.utils.patch_grid import sliding_inferer
 
@@ -48,10 +47,7 @@ def find_method(name: str | Method, id: str = "method") -> Method:
     found = look_up_option(name, {each: getattr(methods, each) for each in methods.__all__}, default=None)
     if found is not None:
         return found
-    try:
-        found = pydoc.locate(name) if isinstance(name, str) and "." in name else name
-    except pydoc.ErrorDuringImport as error:
-        raise AdviceError(f"`{id}` {name} cannot be imported: {error.value!r}") from error
+    found = pydoc.locate(name) if isinstance(name, str) and "." in name else name
     if not callable(found):
         raise ValueError(
             f"`{id}` must be one of {sorted(methods.__all__)}, or the dotted path of your own function, got {name!r}"
@@ -81,7 +77,7 @@ def all_settings() -> list[str]:
 
 
 def given_settings(name: str | Method, prefix: str = "") -> dict[str, Any]:
-    """The settings that the config in which this is called gives a method, by their names."""
+    """The settings that the config in which this is called gives a method, with those that look misspelt."""
     bundle = BundleConfig(calling_parser())
     own = all_settings() if name == AUTO else list(own_settings(find_method(name, f"{prefix}method")))
     unread = [id.removeprefix(prefix) for id in bundle.unread(prefix)]
@@ -139,25 +135,15 @@ class ChosenMethod:
 
     def __call__(self, **shared: Any) -> PerturbationInferer:
         """What explains, with arguments that all methods have, such as ``target`` and ``fill``."""
-        explain = self.method(**self.settings, **shared)
-        if not isinstance(explain, PerturbationInferer):
-            raise ValueError(f"the method {self.name} must return a PerturbationInferer, got {type(explain).__name__}")
-        return explain
+        return self.method(**self.settings, **shared)
 
 
 class MethodChoice:
-    """A method that was chosen, or is to be chosen by what the evaluator does.
+    """A method that was chosen, or with the name ``"auto"`` is to be chosen by what the evaluator does.
 
     Without a setting it is windows that are refined where they matter if the evaluator cuts patches
     (``hierarchical_occlusion``), else ``focused_rise``. If settings are given, it is a method that has most of them:
     ``num_masks`` asks for RISE, a window's size for sliding windows; of several, what needs fewer forwards.
-
-    Args:
-        name: see :func:`find_method`, or ``"auto"``.
-        given, defaults, prefix: see :class:`ChosenMethod`.
-
-    Raises:
-        ValueError: as for :class:`ChosenMethod`.
     """
 
     def __init__(
@@ -165,17 +151,16 @@ class MethodChoice:
     ) -> None:
         self._arguments = given, defaults, prefix
         self._chosen = None if name == AUTO else ChosenMethod(name, *self._arguments)
-        count = {each: len(given.keys() & own_settings(find_method(each)).keys()) for each in methods.__all__}
-        self._names = [each for each in methods.__all__ if count[each] == max(count.values())]
 
     def choose(self, inferer: Any, image: torch.Tensor | None = None) -> ChosenMethod:
-        """The method for an evaluator."""
+        """The method for an evaluator's inferer, and an image ``(C, *spatial)``."""
         if self._chosen is not None:
             return self._chosen
-        cuts = sliding_inferer(inferer) is not None
-        if not self._arguments[0]:
+        given, cuts = self._arguments[0], sliding_inferer(inferer) is not None
+        if not given:
             return ChosenMethod("hierarchical_occlusion" if cuts else "focused_rise", *self._arguments)
+        count = {each: len(given.keys() & own_settings(getattr(methods, each)).keys()) for each in methods.__all__}
         by_cost = ["sliding_window", "rise"] if image is not None and image.ndim == 3 else ["rise", "sliding_window"]
-        # Patch windows without a grid say what they need.
-        wanted = [*["patch_windows"] * cuts, *by_cost, *self._names]
-        return ChosenMethod(next(each for each in wanted if each in self._names), *self._arguments)
+        # Patch windows without a grid report what they need.
+        wanted = [*["patch_windows"] * cuts, *by_cost, *methods.__all__]
+        return ChosenMethod(max(wanted, key=count.__getitem__), *self._arguments)

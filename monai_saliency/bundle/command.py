@@ -1,5 +1,5 @@
-"""The command that runs a bundle, and the folder that it writes to: for ``bundle/slurm/explain.sbatch``, by environment
-variables (``python -m monai_saliency command``), and for :func:`~monai_saliency.bundle.submit.submit_sweep`.
+"""The command that runs a bundle, and the folder that it writes to, from the environment variables of
+``bundle/slurm/explain.sbatch`` (``python -m monai_saliency command``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.overlay import Overlay
 from monai_saliency.transforms.writers import writer_settings
 
-__all__ = ["HOW", "MACHINERY", "WHAT", "BundleRun", "folder_name", "from_environment", "scratch", "settings_of"]
+__all__ = ["HOW", "MACHINERY", "WHAT", "folder_name", "from_environment", "settings_of"]
 
 _PAIR = re.compile(r"[A-Za-z_]\w*=")
 
@@ -36,116 +35,51 @@ MACHINERY = (
 )
 
 
-@dataclass(frozen=True)
-class BundleRun:
-    """A bundle that is run with the overlay ``slurm``."""
-
-    bundle_root: Path
-    config_files: Sequence[Path] = ()
-    run_id: str = "run"
-    sweep_dir: Path | None = None
-
-    def __post_init__(self) -> None:
-        for file in self.own_files:
-            if not file.is_file():
-                raise FileNotFoundError(
-                    f"there is no config file {file}: set `bundle_root` or `config_file` (BUNDLE_ROOT or CONFIG_FILES "
-                    "for the job script)"
-                )
-
-    @property
-    def explains(self) -> bool:
-        """Whether the overlay ``explain`` is run, whose ids begin with ``saliency_``."""
-        return self.run_id == "explain"
-
-    @property
-    def output_id(self) -> str:
-        """The id of the output folder."""
-        return "saliency_dir" if self.explains else "output_dir"
-
-    @property
-    def own_files(self) -> list[Path]:
-        """The bundle's own config files."""
-        return list(self.config_files) or [self.bundle_root / "configs" / "inference.yaml"]
-
-    @property
-    def sweep(self) -> Path:
-        """The folder of the sweep."""
-        return self.bundle_root / "sweep" if self.sweep_dir is None else self.sweep_dir
-
-    def id(self, name: str) -> str:
-        """The id of a setting."""
-        return f"saliency_{name}" if self.explains and name in {*all_settings(), *Overlay.ids()} else name
-
-    def folder(self, settings: Mapping[str, Any]) -> Path:
-        """The output folder of some settings, which are ids with their values."""
-        return self.sweep / folder_name(
-            {id.removeprefix("saliency_" * self.explains): value for id, value in settings.items()}
-        )
-
-    def command(
-        self,
-        settings: Mapping[str, Any],
-        common: Mapping[str, Any],
-        output: str | Path | None = None,
-        split: str | None = None,
-        words: Sequence[str] = (),
-        python: str = "python",
-    ) -> list[str]:
-        """The words of the command."""
-        named = self.folder({**settings, **_flags(words)})
-        arguments = {**settings, self.output_id: output or named}
-        arguments |= {"saliency_split": split} if split else {}
-        arguments |= common
-        if not output and not self.explains and (arguments.get("cache") or "disk") == "disk":
-            # Scans are preprocessed once for all of a sweep.
-            arguments["cache_dir"] = arguments.get("cache_dir") or self.sweep / "cache"
-        overlays = [overlay_path("explain")] * self.explains + [overlay_path("slurm")]
-        files = repr([str(file) for file in [*self.own_files, *overlays]])
-        command = [python, "-m", "monai.bundle", "run", self.run_id, "--bundle_root", str(self.bundle_root)]
-        return [*command, "--config_file", files, *(f"--{id}={value}" for id, value in arguments.items()), *words]
-
-
 def from_environment(environment: Mapping[str, str], words: Sequence[str] = ()) -> list[str]:
     """The command of the job script, from its environment."""
     if words and not words[0].startswith("--"):
         raise ValueError(f"expected --id value behind the script, got {words[0]}")
+    root = environment.get("BUNDLE_ROOT") or "."
+    files = [file for file in environment.get("CONFIG_FILES", "").split(":") if file]
+    files = files or [f"{root}/configs/inference.yaml"]
+    if missing := [file for file in files if not Path(file).is_file()]:
+        raise FileNotFoundError(f"there is no config file {missing[0]}: set BUNDLE_ROOT or CONFIG_FILES")
+    run_id = environment.get("RUN_ID") or "run"
+    explains = run_id == "explain"
+    # The overlay's ids begin with saliency_.
+    of_overlay = {*all_settings(), *Overlay.ids()} if explains else set()
+    given = [name for name in _names(files, environment, words) if name.upper() in environment]
+    values = {f"saliency_{name}" if name in of_overlay else name: environment[name.upper()] for name in given}
 
-    def path(name: str) -> Path | None:
-        return Path(environment[name]) if environment.get(name) else None
-
-    root = path("BUNDLE_ROOT") or Path()
-    files = [Path(file) for file in environment.get("CONFIG_FILES", "").split(":") if file]
-    run = BundleRun(root, files, environment.get("RUN_ID") or "run", path("SWEEP_DIR"))
-
-    def given(names: Sequence[str]) -> dict[str, str]:
-        return {run.id(name): environment[name.upper()] for name in names if name.upper() in environment}
-
-    common = given(MACHINERY)
-    if common.get("cache") == "lmdb" and not common.get("cache_dir"):
-        common["cache_dir"] = scratch(environment)
-    return run.command(
-        given(_settings(run, environment, words)),
-        common,
-        environment.get("OUTPUT_DIR"),
-        environment.get("SPLIT"),
-        words,
-        environment.get("PYTHON") or "python",
-    )
+    settings = {id.removeprefix("saliency_" * explains): value for id, value in {**values, **_flags(words)}.items()}
+    name = folder_name({id: value for id, value in settings.items() if id not in MACHINERY})
+    sweep = environment.get("SWEEP_DIR") or f"{root}/sweep"
+    output = environment.get("OUTPUT_DIR")
+    values["saliency_dir" if explains else "output_dir"] = output or f"{sweep}/{name}"
+    if environment.get("SPLIT"):
+        values["saliency_split"] = environment["SPLIT"]
+    if not values.get("cache_dir"):
+        cache = values.get("cache") or "disk"
+        # Scans are preprocessed once for all of a sweep. LMDB must not lie on a network file system.
+        values |= {"cache_dir": f"{sweep}/cache"} if cache == "disk" and not output and not explains else {}
+        values |= {"cache_dir": _scratch(environment)} if cache == "lmdb" else {}
+    files += [str(overlay_path(name)) for name in ["explain"] * explains + ["slurm"]]
+    command = [environment.get("PYTHON") or "python", "-m", "monai.bundle", "run", run_id, "--bundle_root", root]
+    return [*command, "--config_file", repr(files), *(f"--{id}={value}" for id, value in values.items()), *words]
 
 
-def _settings(run: BundleRun, environment: Mapping[str, str], words: Sequence[str]) -> list[str]:
-    """The names of all settings that name a folder, the method's own first."""
-    config = ConfigParser.load_config_files([str(file) for file in run.own_files])
+def _names(files: Sequence[str], environment: Mapping[str, str], words: Sequence[str]) -> list[str]:
+    """The ids that may be set, first the own settings of the method that is chosen."""
+    config = ConfigParser.load_config_files([*files])
     # MONAI finds modules of the bundle itself before a run.
-    folder = run.own_files[0].absolute().parent
+    folder = Path(files[0]).absolute().parent
     sys.path.append(str(folder.parent if folder.name == "configs" else folder))
-    given = {run.id("method"): environment["METHOD"]} if "METHOD" in environment else {}
-    name = {**config, **given, **_flags(words)}.get(run.id("method"))
-    own = {}
-    if isinstance(name, str) and name != AUTO and not name.startswith(("$", "@", "%")):
-        own = own_settings(find_method(name, run.id("method")))
-    return list(dict.fromkeys(["method", *own, *all_settings(), *HOW, *WHAT]))
+    flags = _flags(words)
+    id = "saliency_method" if environment.get("RUN_ID") == "explain" else "method"
+    chosen = [flags.get(id), environment.get("METHOD"), config.get(id)]
+    name = next((each for each in chosen if each), AUTO)
+    own = [] if name == AUTO or name.startswith(("$", "@", "%")) else own_settings(find_method(name))
+    return list(dict.fromkeys(["method", *own, *all_settings(), *HOW, *WHAT, *MACHINERY]))
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:
@@ -159,8 +93,8 @@ def _flags(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def scratch(environment: Mapping[str, str]) -> str:
-    """The folder for an LMDB database, which must not lie on a network file system: below the job's or user's own."""
+def _scratch(environment: Mapping[str, str]) -> str:
+    """The folder for an LMDB database, below the job's or user's own."""
     folder = environment.get("SLURM_TMPDIR") or environment.get("TMPDIR") or tempfile.gettempdir()
     return str(Path(folder) / f"monai_saliency-{getpass.getuser()}")
 

@@ -1,37 +1,39 @@
-"""What a bundle's configs hold, whatever its ids are called."""
+"""A bundle by its config, whatever its ids are called: what it holds, and the run of its cohort, here or in processes
+that an engine starts.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
 import pydoc
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from monai.bundle import ConfigComponent, ConfigParser
-from monai.engines import EnsembleEvaluator, Evaluator
-from monai.inferers import DiffusionInferer
+from monai.engines import Evaluator, SupervisedEvaluator
+from monai.transforms import Compose
+
+from monai_saliency.distributed.base import Cohort, Engine, local_device
+from monai_saliency.engines.evaluator import run
+from monai_saliency.storage.tables import Failures
+from monai_saliency.transforms.writers import case_writers, writer_settings
 
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["BundleConfig", "calling_parser", "is_generative", "refuse_generative"]
+__all__ = ["BundleConfig", "Recipe", "calling_parser", "run_cohort", "writers_of_config"]
 
 # Ids that MONAI gives a meaning, and under which no run is described.
 _NO_RUNS = {"imports", "initialize", "finalize", "explain"}
 # The run ids of the Model Zoo, the most usual first.
 _RUN_IDS = ("run", "evaluating", "inference", "eval", "inferring", "evaluate")
-# Not every autoencoder, for some of them segment (SegResNetVAE), and not the generators of a detector's anchors.
-_GENERATIVE = re.compile(
-    r"Diffusion|AutoencoderKL|VQVAE|VarAutoEncoder|ControlNet|(?<!Anchor)Generator|SPADE", re.IGNORECASE
-)
-
-
-def is_generative(kind: str) -> bool:
-    """Whether networks or inferers of a class make images, rather than a statement about one, by the class's name."""
-    return _GENERATIVE.search(kind) is not None
 
 
 def is_plain(content: Any) -> bool:
@@ -111,8 +113,7 @@ class BundleConfig:
         run = {id for texts in self._runs().values() for text in texts for id in _calls_of_run(text)}
         for ids in (run & components.keys(), components.keys()):
             found = [id for id in components if id in ids and self._is_evaluator(components[id])]
-            if len(found) > 1:
-                found = [id for id in found if id == "evaluator"] or found
+            found = ["evaluator"] if "evaluator" in found else found
             if len(found) > 1:
                 raise ValueError(
                     f"this bundle has several evaluators ({', '.join(found)}): say which one predicts with "
@@ -120,23 +121,10 @@ class BundleConfig:
                 )
             if found:
                 return found[0]
-        raise ValueError(self._no_evaluator(components))
-
-    def evaluator(self, id: str) -> Any:
-        """The evaluator under an id."""
-        evaluator = self.get(id)
-        if isinstance(evaluator, EnsembleEvaluator):
-            raise ValueError(
-                f"{id} is an EnsembleEvaluator of {len(evaluator.networks)} networks, and a map explains one: run the "
-                "bundle with one of them in a SupervisedEvaluator, and name it with --saliency_evaluator"
-            )
-        if not isinstance(evaluator, Evaluator) or not all(hasattr(evaluator, part) for part in ("network", "inferer")):
-            what = "not in this bundle" if evaluator is None else f"a {type(evaluator).__name__}"
-            raise ValueError(
-                f"{id} is {what}, where an evaluator with a network and an inferer is needed, such as MONAI's "
-                "SupervisedEvaluator: name it with --saliency_evaluator"
-            )
-        return evaluator
+        raise ValueError(
+            "this bundle has no evaluator (a component that derives from monai.engines.Evaluator), so it predicts no "
+            "scan that could be explained, as generative bundles do not: name one with --saliency_evaluator"
+        )
 
     def run_steps(self, evaluator_id: str) -> list[str]:
         """The ids of the expressions by which the bundle runs its evaluator, in order; none if it does not say."""
@@ -167,30 +155,13 @@ class BundleConfig:
         }
 
     def _is_evaluator(self, component: dict[str, Any]) -> bool:
-        kind = self._class(component)
-        return isinstance(kind, type) and issubclass(kind, Evaluator)
-
-    def _class(self, component: dict[str, Any]) -> Any:
-        """The class of a component that is not made yet; None where it cannot be found."""
+        """Whether a component, which is not made yet, will be an evaluator."""
         name = ConfigComponent(config=component, locator=self.parser.locator).resolve_module_name()
         try:
-            return pydoc.locate(name) if isinstance(name, str) else name
+            kind = pydoc.locate(name) if isinstance(name, str) else name
         except pydoc.ErrorDuringImport:
-            return None
-
-    def _no_evaluator(self, components: dict[str, dict[str, Any]]) -> str:
-        problem = (
-            "this bundle has no evaluator (a component that derives from monai.engines.Evaluator), so it makes no "
-            "prediction of a scan that could be explained"
-        )
-        kinds = {id: str(component["_target_"]).rpartition(".")[2] for id, component in components.items()}
-        generative = [f"{id} ({kind})" for id, kind in kinds.items() if is_generative(kind)]
-        if generative:
-            return (
-                f"{problem}. It is generative: {', '.join(generative)} make an image from noise, and a saliency map "
-                "says which part of a given image a network's answer rests on"
-            )
-        return f"{problem}. Name the id that holds one with --saliency_evaluator, or write its run with an evaluator"
+            return False
+        return isinstance(kind, type) and issubclass(kind, Evaluator)
 
 
 def _components(config: Any, id: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -217,18 +188,79 @@ def _calls_of_run(text: str) -> set[str]:
     return {id.replace("#", "::") for id in re.findall(r"@((?:\w|::|#)+)\.run\(", text)}
 
 
-def refuse_generative(evaluator: Any) -> None:
-    """Refuse an evaluator that makes images."""
-    kinds = [type(evaluator.network).__name__, type(evaluator.inferer).__name__]
-    if isinstance(evaluator.inferer, DiffusionInferer) or any(map(is_generative, kinds)):
-        raise ValueError(
-            f"this bundle is generative: its evaluator runs {kinds[0]} with {kinds[1]}, which makes images rather than "
-            "a statement about one, and a saliency map says which part of an image a statement rests on"
-        )
-
-
 def _is_short(value: Any) -> bool:
     """Whether a value is a single one, or a few numbers such as voxel sizes."""
     if isinstance(value, list):
         return len(value) <= 8 and all(isinstance(each, (int, float)) for each in value)
     return not isinstance(value, dict)
+
+
+def run_cohort(
+    evaluator: SupervisedEvaluator,
+    failures: Failures | None = None,
+    tracker: AbstractContextManager[Any] | None = None,
+    engine: Engine | None = None,
+    run_id: str = "run",
+    parser: ConfigParser | None = None,
+    **settings: Any,
+) -> None:
+    """Run an evaluator over its cohort, as :func:`~monai_saliency.engines.evaluator.run` does."""
+    recipe = None if engine is None else Recipe.here((parser or calling_parser()).get(), run_id)
+    run(evaluator, failures, tracker, engine=engine, recipe=recipe, **settings)
+
+
+def writers_of_config(output_dir: str, cases: Sequence[str] | None = None) -> Compose:
+    """What is written of each case, by those ids of the config in which this is called that are settings of
+    :func:`~monai_saliency.transforms.case_writers`.
+    """
+    return case_writers(output_dir, cases=cases, **BundleConfig(calling_parser()).given(writer_settings()))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Makes the cohort of a bundle's run in the process that calls it, which then explains any units of it."""
+
+    config: dict[str, Any]
+    run_id: str
+    path: Sequence[str] = ()
+    folder: str = "."
+
+    @staticmethod
+    def here(config: dict[str, Any], run_id: str) -> Recipe:
+        """A recipe with this process's path and working directory."""
+        return Recipe(config, run_id, list(sys.path), os.getcwd())
+
+    def __call__(self) -> Cohort:
+        """The cohort. This process takes over the driver's path and working directory."""
+        os.chdir(self.folder)
+        # An empty entry means the folder that the driver was started in.
+        entries = [entry or self.folder for entry in self.path]
+        sys.path[:] = list(dict.fromkeys([*entries, *sys.path]))
+        engine = _Taker()
+        parser = ConfigParser(self.config | {"saliency_engine": engine})
+        bundle = BundleConfig(parser)
+        try:
+            for id in ("initialize", self.run_id):
+                content = parser.get(id, [])
+                for step in [f"{id}::{i}" for i in range(len(content))] if isinstance(content, list) else [id]:
+                    bundle.evaluate(step)
+        except SystemExit as error:
+            raise RuntimeError(f"the bundle ended its run before anything could be explained: {error}") from None
+        if engine.cohort is None:
+            raise RuntimeError(
+                f"{self.run_id!r} never called `saliency_engine`: it must be an id that explains the cohort"
+            )
+        return engine.cohort
+
+
+class _Taker(Engine):
+    """Takes the cohort, and has nothing explained."""
+
+    speaks = False
+
+    def __init__(self) -> None:
+        self.cohort: Cohort | None = None
+        self.device = local_device()
+
+    def run(self, cohort: Cohort) -> None:
+        self.cohort = cohort

@@ -5,7 +5,6 @@ evaluator a handler is attached to that.
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,14 @@ from monai.bundle import ConfigParser
 from monai_saliency.bundle.attach import attach_to
 from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.chosen_method import AUTO, given_settings
-from monai_saliency.bundle.config import BundleConfig, calling_parser
-from monai_saliency.bundle.worker import run as run_cohort
+from monai_saliency.bundle.config import BundleConfig, calling_parser, run_cohort
+from monai_saliency.errors import repeat_cause_last
 from monai_saliency.storage.tables import Failures
 from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.arguments import flag
 from monai_saliency.utils.tensors import keep_freed_memory
 
 __all__ = ["Overlay"]
-
-logger = logging.getLogger(__name__)
 
 
 class Overlay:
@@ -33,8 +30,9 @@ class Overlay:
     def __init__(
         self, dir: str | Path | None = None, evaluator: str | None = None, keep_memory: bool = True, **settings: Any
     ) -> None:
+        repeat_cause_last()
         self.keep_memory = flag("saliency_keep_memory", keep_memory)
-        self.settings = AttachSettings(**settings, prefix="saliency_")
+        self.settings = AttachSettings.of(**settings, prefix="saliency_")
         self.dir = None if dir is None else Path(dir)
         self.evaluator = evaluator
 
@@ -42,7 +40,8 @@ class Overlay:
     def ids() -> list[str]:
         """The names of all settings but those of methods, as ids without the prefix."""
         own = [*inspect.signature(Overlay).parameters, *inspect.signature(AttachSettings).parameters]
-        return [name for name in dict.fromkeys([*own, *writer_settings()]) if name not in ("settings", "prefix")]
+        names = dict.fromkeys([*own, *writer_settings()])
+        return [name for name in names if name not in ("settings", "prefix", "others")]
 
     @classmethod
     def from_config(cls) -> Overlay:
@@ -55,11 +54,10 @@ class Overlay:
         bundle = BundleConfig(parser if parser is not None else calling_parser())
         evaluator_id = self.evaluator or bundle.evaluator_id()
         steps = bundle.run_steps(evaluator_id)
-        names = [bundle.names(step, evaluator_id) for step in steps]
-        first = names.index(True) if steps else 0
+        first = next((i for i, step in enumerate(steps) if bundle.names(step, evaluator_id)), 0)
         for step in steps[:first]:
             bundle.evaluate(step)
-        evaluator = bundle.evaluator(evaluator_id)
+        evaluator = bundle.get(evaluator_id)
         folder = self.dir if self.dir is not None else bundle.output_dir() / "saliency"
         postprocessing = bundle.get(f"{evaluator_id}::postprocessing")
         handler = attach_to(evaluator, folder, self.settings, evaluator_id, postprocessing)
@@ -68,37 +66,21 @@ class Overlay:
             keep_freed_memory(evaluator.state.device)
 
         def start() -> None:
-            try:
-                for step in steps[first:]:
-                    bundle.evaluate(step)
-            except Exception:
-                logger.error(
-                    "the run ended after %s explained cases, at the one after %r: where the bundle's own loader or "
-                    "network fails on a case, it does so without this overlay too",
-                    handler.num_cases,
-                    handler.last_case,
-                )
-                raise
+            for step in steps[first:]:
+                bundle.evaluate(step)
             if not steps:
                 evaluator.run()
-            if engine is None and getattr(evaluator, "failures", None) is None:  # our own bundle loses none
+            if engine is None:
                 handler.report_unmet()
-            if not handler.num_cases and engine is None:
+            if not handler.is_started and engine is None:
                 raise ValueError(
                     f"{evaluator_id} met no case, so nothing was explained: check the bundle's data settings, such as "
                     "--dataset_dir"
                 )
 
-        run_cohort(
-            evaluator,
-            handler.failures,
-            start=start,
-            handler=handler,
-            engine=engine,
-            run_id="explain",
-            parser=bundle.parser,
-            report=folder if self.settings.report else None,
-        )
+        report = folder if self.settings.report else None
+        shared: dict[str, Any] = {"handler": handler, "engine": engine, "run_id": "explain", "report": report}
+        run_cohort(evaluator, handler.failures, start=start, parser=bundle.parser, **shared)
         # Our own bundle lists cases that fail before they can be explained.
         failures = getattr(evaluator, "failures", None)
         if isinstance(failures, Failures) and failures.rows and engine is None:

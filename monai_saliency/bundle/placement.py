@@ -1,28 +1,45 @@
-"""Where the maps of somebody else's bundle lie: the way back through its preprocessing."""
+"""Where the maps of somebody else's bundle lie, by the way back through its preprocessing, and what its cases are
+called, by their files.
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
+import os
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from monai.data import MetaTensor
 from monai.transforms import Compose, ConcatItemsd, CopyItemsd, InvertibleTransform, Lambdad, MapTransform
 from monai.transforms.utils import convert_applied_interp_mode
-from monai.utils import TraceKeys, WSIPatchKeys
+from monai.utils import ImageMetaKey, OptionalImportError, TraceKeys, WSIPatchKeys
 
-from monai_saliency.bundle.case_names import CaseNames, input_file
+from monai_saliency.data.case_ids import CaseIds
+from monai_saliency.storage.dicom import holds_series, order_problem, series_files, series_id
+from monai_saliency.transforms.check import header_problem
 from monai_saliency.transforms.save import GRID_KEY, error_key, lies_on_scan
 
-__all__ = ["Placement"]
+__all__ = ["Placement", "input_file"]
 
 logger = logging.getLogger(__name__)
 
 
+def input_file(image: Any) -> Path | None:
+    """The file, or the folder of slices, that an image was loaded from; None if it does not say."""
+    meta = image.meta if isinstance(image, MetaTensor) else {}
+    name = meta.get(ImageMetaKey.FILENAME_OR_OBJ, meta.get(WSIPatchKeys.PATH))
+    name = name[0] if isinstance(name, (list, tuple)) and name else name
+    return Path(name) if isinstance(name, (str, Path)) and str(name) and Path(name).exists() else None
+
+
 class Placement:
-    """Takes maps from the network's input back through a bundle's preprocessing."""
+    """Names cases by their files, and takes maps from the network's input back through a bundle's preprocessing."""
 
     def __init__(
         self,
@@ -37,14 +54,60 @@ class Placement:
         self.saliency_key = saliency_key
         self.nearest = nearest
         dataset, self.transform = _preprocessing(loader, image_key)
-        self.names = CaseNames(loader, dataset, image_key, _source_key(self.transform, image_key))
         self.problem = _unrecorded(self.transform, image_key, keeps_place, setting)
         self._said: set[str] = set()
+        # The key of the file that the image was made of; the first one's if it was made of several.
+        source = ([image_key] + [before for _, _, before in _backwards(self.transform, image_key)])[-1]
+        self._files = _files(dataset, image_key) or _files(dataset, source)
+        listed = Counter(map(os.path.abspath, self._files))
+        self._twice = {file for file, count in listed.items() if count > 1}
+        root = Path(os.path.commonpath([Path(file).parent for file in listed])) if listed else None
+        self._ids = CaseIds(root, self._files)
+        self._met: dict[str, str] = {}
+        # Else a loader cuts files into pieces.
+        self._is_whole = bool(listed) and not self._twice and len(listed) == _length(dataset) == _length(loader.dataset)
 
-    def begin_from(self, transform: InvertibleTransform) -> None:
-        """Invert a further transform first, which the network's wrapper applies to its input."""
-        before = [] if self.transform is None else [self.transform]
-        self.transform = Compose([*before, transform])
+    def name(self, case: dict[Hashable, Any], place: str) -> str:
+        """What to call a case: its file's path below the cohort's common folder, without its suffix unless two files
+        differ in nothing else. Then the corner of a patch, and the place if the file gives several cases. Empty for a
+        case that was met in an earlier batch: a loader that ended early begins anew.
+        """
+        image = case[self.image_key]
+        file = input_file(image)
+        if file is None:
+            return f"{case.get('case', 'case')}-{place}"
+        name, corner = self._name(file), image.meta.get(WSIPatchKeys.LOCATION)
+        if corner is not None:
+            name = f"{name}_patch-{'-'.join(map(str, np.atleast_1d(np.asarray(corner)).astype(int).tolist()))}"
+        met = self._met.setdefault(name, place)
+        if corner is None and self._is_whole and met.partition("-")[0] != place.partition("-")[0]:
+            return ""
+        twice = corner is None and os.path.abspath(file) in self._twice
+        return f"{name}-{place}" if met != place or twice else name
+
+    def all_names(self, case: dict[Hashable, Any]) -> list[str] | None:
+        """What all cases are called, if they are like this one; None if the dataset does not list them."""
+        image = case[self.image_key]
+        if not self._files or self._twice or input_file(image) is None or WSIPatchKeys.LOCATION in image.meta:
+            return None
+        return [self._name(file) for file in self._files]
+
+    def _name(self, file: Path) -> str:
+        """What a file's case is called. Names of DICOM files and folders may be a patient's."""
+        name = self._ids(file)
+        return series_id(name) if holds_series(file) else name
+
+    def problem_of(self, case: dict[Hashable, Any], dicom: bool) -> str | None:
+        """Why a case's map can lie nowhere, by its file's header; None if it can."""
+        image = case[self.image_key]
+        file = input_file(image)
+        if file is None:
+            return None
+        # A folder is read as one volume, by a reader that may not see gaps.
+        if image.ndim == 4 and (file.is_dir() or dicom) and holds_series(file):
+            with suppress(OptionalImportError):
+                return order_problem(series_files(file)) or header_problem(image, image.ndim - 1)
+        return header_problem(image, image.ndim - 1)
 
     def __call__(self, case: dict[Hashable, Any]) -> dict[Hashable, Any]:
         """A case with its maps on the scan's grid, or if no way leads there with the grid that they lie on."""
@@ -87,6 +150,26 @@ class Placement:
         return {**case, GRID_KEY: case[self.image_key]}
 
 
+def _files(dataset: Any, key: Hashable) -> list[Path]:
+    """The files of all of a dataset's items; empty if it does not list them."""
+    items = getattr(dataset, "data", None)
+    values = (
+        [item.get(key) if isinstance(item, dict) else item for item in items]
+        if isinstance(items, (list, tuple))
+        else []
+    )
+    firsts: list[Any] = [value[0] if isinstance(value, (list, tuple)) and value else value for value in values]
+    return [Path(each) for each in firsts] if all(isinstance(each, (str, Path)) for each in firsts) else []
+
+
+def _length(value: Any) -> int:
+    """How long something is; 0 if it does not know, as a loader of pieces that are cut as they come."""
+    try:
+        return len(value)
+    except TypeError:
+        return 0
+
+
 def _preprocessing(loader: Any, image_key: Hashable) -> tuple[Any, Callable[[Any], Any] | None]:
     """The dataset that lists the items, and all that it and the datasets around it apply."""
     nested = list(_nested(getattr(loader, "dataset", None), image_key if isinstance(image_key, int) else 0))
@@ -125,13 +208,6 @@ def _backwards(transform: Any, key: Any) -> Iterator[tuple[Any, Any, Any]]:
             before = str(step.keys[step.names.index(key) % len(step.keys)])
         yield step, key, before
         key = before
-
-
-def _source_key(transform: Any, key: Hashable) -> Hashable:
-    """The key of the file that an image was made of; the first one's if it was put together from several."""
-    for _, _, before in _backwards(transform, key):
-        key = before
-    return key
 
 
 def _unrecorded(transform: Any, key: Hashable, keeps_place: bool, setting: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Setting", "Sweep", "gather", "plot_sweep"]
 
-FIGURES = ("cases", "missing", "failures", "forwards", "seconds", "mean_score", "mean_peak_saliency", "hits")
-AGREEMENT = ("agreement", "compared")
+FIGURES: tuple[str, ...] = (
+    "cases",
+    "missing",
+    "failures",
+    "forwards",
+    "seconds",
+    "mean_score",
+    "mean_peak_saliency",
+    "hits",
+)
+FIGURES += ("agreement", "compared")
 
 # So many voxels, drawn at random, give the correlation over all voxels to about 0.002.
 _VOXELS = 2**18
@@ -50,11 +59,11 @@ class Setting:
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures of the cohort, and ``missing``; ``peak_in_label`` is called ``hits`` here."""
-        found = figures(self.rows, len(self.failures)) | {"missing": len(self.missing)}
-        if "peak_in_label" in found:
-            found["hits"] = found.pop("peak_in_label")
-        return found
+        """The figures of the cohort, and of the sweep; ``peak_in_label`` is called ``hits`` here."""
+        found = figures(self.rows, len(self.failures))
+        found |= {"missing": len(self.missing), "compared": self.compared}
+        found |= {} if self.agreement is None else {"agreement": self.agreement}
+        return found | ({"hits": found["peak_in_label"]} if "peak_in_label" in found else {})
 
     @property
     def forwards_per_case(self) -> float:
@@ -70,19 +79,15 @@ class Setting:
 
 @dataclass
 class Sweep:
-    """The settings of a sweep, and how far their maps agree: the Pearson correlation of the maps of one case, class and
-    channel over the voxels of the scan. (A rank correlation would mostly compare the many voxels that do not matter.)
-    Constant maps, and classes that only one setting explains, are left out.
+    """The settings of a sweep, and which one's maps those of the others are compared with.
+
+    The agreement of a setting is the Pearson correlation of the maps of one case, class and channel over the voxels of
+    the scan, as a mean. (A rank correlation would mostly compare the many voxels that do not matter.) Constant maps
+    and classes that only one setting explains are left out.
     """
 
     settings: list[Setting]
-    matrix: np.ndarray
-    reference: int
-
-    @property
-    def ids(self) -> list[str]:
-        """The ids of all settings, in the order of their first appearance."""
-        return list(dict.fromkeys(name for setting in self.settings for name in setting.values))
+    reference: Setting
 
     @property
     def complete(self) -> bool:
@@ -90,71 +95,46 @@ class Sweep:
         return all(setting.complete for setting in self.settings)
 
     def __str__(self) -> str:
-        known = {row["case"] for setting in self.settings for row in [*setting.rows, *setting.failures]}
-        lines = [
-            f"settings: {len(self.settings)}, of {len(known)} cases",
-            f"agreement is with {self.settings[self.reference].name}",
-        ]
+        lines = [f"settings: {len(self.settings)}", f"agreement is with {self.reference.name}"]
         for setting in self.settings:
             if not setting.complete:
                 names = ", ".join(setting.missing[:5]) + ", ..." * (len(setting.missing) > 5)
-                line = f"not complete: {setting.name}: maps of {len(setting.cases)} cases"
-                line += f", none of {len(setting.missing)} ({names})" if names else ""
-                if setting.failures:
-                    first = setting.failures[0]
-                    line += f"; {len(setting.failures)} failed, the first is {first['case']}: {first['error']}"
-                lines.append(line)
+                lines.append(
+                    f"not complete: {setting.name}: maps of {len(setting.cases)} cases, none of {names or '-'}"
+                )
+                lines += [f"  {row['case']} failed: {row['error']}" for row in setting.failures[:1]]
         return "\n".join(lines)
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write ``sweep.csv`` (one row for each setting), ``sweep_agreement.csv`` (the matrix) and ``sweep.png``."""
-        folder = Path(folder)
-        rows: list[list[Any]] = [["setting", *self.ids, *FIGURES, *AGREEMENT]]
+        """Write ``sweep.csv``, with a row for each setting, and ``sweep.png``."""
+        ids = list(dict.fromkeys(name for setting in self.settings for name in setting.values))
+        rows: list[list[Any]] = [["setting", *ids, *FIGURES]]
         for setting in self.settings:
-            found: dict[str, float | None] = {**setting.figures, "agreement": setting.agreement}
-            numbers = [*map(found.get, FIGURES), setting.agreement, setting.compared]
-            rows.append([setting.name, *(setting.values.get(name, "") for name in self.ids), *map(_cell, numbers)])
-        names = [setting.name for setting in self.settings]
-        matrix: list[list[Any]] = [["setting", *names]]
-        matrix += [[name, *map(_cell, values)] for name, values in zip(names, self.matrix.tolist(), strict=True)]
-        written = []
-        for name, table in (("sweep.csv", rows), ("sweep_agreement.csv", matrix)):
-            written.append(folder / name)
-            with atomic_path(written[-1]) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows(map(cell, row) for row in table)
-        written.append(folder / "sweep.png")
-        with atomic_path(written[-1]) as temporary:
+            figures = [setting.figures.get(name) for name in FIGURES]
+            rows.append([setting.name, *(setting.values.get(name, "") for name in ids)])
+            rows[-1] += ["" if value is None else f"{value:.10g}" for value in figures]
+        table, picture = Path(folder) / "sweep.csv", Path(folder) / "sweep.png"
+        with atomic_path(table) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(map(cell, row) for row in rows)
+        with atomic_path(picture) as temporary:
             plot_sweep(self).savefig(temporary, dpi=100)
-        return written
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None or np.isnan(value) else f"{value:.10g}"
+        return [table, picture]
 
 
 def gather(sweep_dir: str | Path, reference: str | None = None) -> Sweep:
     """Read the results of a sweep so far. Nothing is written, and the runs need not have ended."""
     settings = _settings(Path(sweep_dir))
     known = {row["case"] for setting in settings for row in [*setting.rows, *setting.failures]}
+    by_name = {setting.name: setting for setting in settings}
+    if reference is not None and reference not in by_name:
+        raise ValueError(f"there is no setting {reference!r}: choose one of {', '.join(by_name)}")
+    most = max(settings, key=lambda setting: setting.forwards_per_case)
+    chosen = most if reference is None else by_name[reference]
     for setting in settings:
         setting.missing = sorted(known - setting.cases)
-    names = [setting.name for setting in settings]
-    if reference is not None and reference not in names:
-        raise ValueError(f"there is no setting {reference!r}: choose one of {', '.join(names)}")
-    chosen = (
-        names.index(reference)
-        if reference is not None
-        else max(range(len(settings)), key=lambda index: settings[index].forwards_per_case)
-    )
-    sums, counts = np.zeros((2, len(settings), len(settings)))
-    for case in sorted(known):
-        correlations = _correlations(settings, case)
-        sums += np.nan_to_num(correlations)
-        counts += ~np.isnan(correlations)
-    matrix = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
-    for setting, value, count in zip(settings, matrix[chosen], counts[chosen], strict=True):
-        setting.agreement, setting.compared = (float(value) if count else None), int(count)
-    return Sweep(settings, matrix, chosen)
+        found = [value for case in sorted(known) for value in _correlation(setting, chosen, case)]
+        setting.agreement, setting.compared = (float(np.mean(found)) if found else None), len(found)
+    return Sweep(settings, chosen)
 
 
 def _settings(sweep_dir: Path) -> list[Setting]:
@@ -179,19 +159,11 @@ def _settings(sweep_dir: Path) -> list[Setting]:
     )
 
 
-def _correlations(settings: Sequence[Setting], case: str) -> np.ndarray:
-    """The correlations ``(S, S)`` of the settings' maps of one case. NaN where two settings have nothing to compare."""
-    found: dict[Any, list[tuple[int, np.ndarray]]] = {}
-    for index, setting in enumerate(settings):
-        for key, values in _maps(setting, case):
-            found.setdefault(key, []).append((index, values))
-    sums, counts = np.zeros((2, len(settings), len(settings)))
-    for same in found.values():
-        place = np.ix_(*[[index for index, _ in same]] * 2)
-        values = np.stack([each for _, each in same])
-        sums[place] += (values @ values.T).clip(-1, 1)
-        counts[place] += 1
-    return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+def _correlation(setting: Setting, reference: Setting, case: str) -> list[float]:
+    """The mean correlation of two settings' maps of a case; empty where they have nothing to compare."""
+    ours, theirs = dict(_maps(setting, case)), dict(_maps(reference, case))
+    values = [float(ours[key] @ theirs[key]) for key in ours if key in theirs]
+    return [float(np.mean(values))] if values else []
 
 
 def _maps(setting: Setting, case: str) -> Iterator[tuple[Any, np.ndarray]]:
@@ -216,43 +188,23 @@ def plot_sweep(sweep: Sweep) -> Figure:
     """Plot the hits and the agreement of each setting against its forwards per case. The point of an incomplete setting
     is hollow.
     """
-    figure_type = require("matplotlib.figure", extra="bundle").Figure
-    panels: dict[str, list[float | None]] = {
-        "share of peaks inside their label": [setting.figures.get("hits") for setting in sweep.settings],
-        f"agreement with {sweep.reference + 1} (mean correlation of maps)": [
-            setting.agreement if setting.rows else None for setting in sweep.settings
-        ],
-    }
-    shown = {label: values for label, values in panels.items() if any(value is not None for value in values)}
+    panels = {"share of peaks inside their label": "hits", f"agreement with {sweep.reference.name}": "agreement"}
+    size = 10.0, max(4.0, 1.0 + 0.165 * len(sweep.settings))
+    figure = require("matplotlib.figure", extra="bundle").Figure(figsize=size, layout="constrained")
+    for ax, (label, name) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        for number, setting in enumerate(sweep.settings, 1):
+            value = setting.figures.get(name)
+            # Drawn for the list only, if a setting has no point.
+            point = ([], []) if value is None else ([setting.forwards_per_case], [value])
+            colour = f"C{(number - 1) % 10}"
+            ax.plot(*point, "o", color=colour, markerfacecolor=colour if setting.complete else "white")
+            if value is not None:
+                ax.annotate(str(number), (setting.forwards_per_case, value), (0, 4), textcoords="offset points")
+        ax.set(xlabel="forwards per case", ylabel=label)
+        ax.grid(alpha=0.3)
     names = [f"{number} {_name(setting)}" for number, setting in enumerate(sweep.settings, 1)]
-    colours = [f"C{index % 10}" for index in range(len(names))]
-    size = 4.5 * max(len(shown), 1) + 0.5 + 0.06 * max(map(len, names)), max(4.0, 0.8 + 0.165 * len(names))
-    figure = figure_type(figsize=size, layout="constrained", facecolor="white")
-    axes = figure.subplots(1, max(len(shown), 1), squeeze=False)[0]
-    for ax, (label, values) in zip(axes, shown.items(), strict=False):
-        _panel(ax, sweep, values, colours)
-        ax.set_ylabel(label)
-    # Drawn for the list only, since a setting may have no point in a panel.
-    handles = [axes[0].plot([], [], "o", color=colour, markersize=4)[0] for colour in colours]
-    figure.legend(handles, names, loc="outside right upper", fontsize=7, frameon=False, handletextpad=0.1)
+    figure.legend(ax.lines, names, loc="outside right upper", fontsize=7, frameon=False)
     return figure
-
-
-def _panel(ax: Any, sweep: Sweep, values: Sequence[float | None], colours: Sequence[str]) -> None:
-    """Draw one value of each setting, with the number of the setting, against its forwards per case."""
-    forwards = []
-    for number, (setting, value, colour) in enumerate(zip(sweep.settings, values, colours, strict=True), 1):
-        if value is None:
-            continue
-        forwards.append(setting.forwards_per_case)
-        inside = colour if setting.complete else "white"
-        ax.plot(forwards[-1], value, "o", color=colour, markerfacecolor=inside, markersize=5)
-        ax.annotate(str(number), (forwards[-1], value), (0, 4), textcoords="offset points", ha="center", fontsize=7)
-    if 0 < 5 * min(forwards) < max(forwards):
-        ax.set_xscale("log")
-    ax.margins(0.12)
-    ax.grid(alpha=0.3)
-    ax.set_xlabel("forwards per case")
 
 
 def _name(setting: Setting) -> str:

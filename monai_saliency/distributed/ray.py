@@ -85,7 +85,7 @@ class RayEngine(Engine):
         """Explain the cohort in a pool of actors."""
         if cohort.recipe is None:
             raise ValueError(
-                "each Ray actor makes the cohort anew: run a MONAI bundle, as monai_saliency.bundle.worker does, or "
+                "each Ray actor makes the cohort anew: run a MONAI bundle, as monai_saliency.bundle.config does, or "
                 "give `Cohort` a `recipe`"
             )
         tqdm = require("tqdm", extra="bundle").tqdm

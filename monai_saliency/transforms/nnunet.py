@@ -35,9 +35,6 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         plans: the content of the model's ``plans.json``.
         dataset_json: the content of its ``dataset.json``.
         configuration: the name of a configuration of the plans.
-        as_given: whether nnU-Net gets the axes in the image's own order, with the voxel sizes in the order of the
-            NIfTI header, or else of the affine's diagonal. MONAI's wrapper of nnU-Net (``monai.apps.nnunet``) predicts
-            so.
         allow_missing_keys: whether items may lack a key.
 
     Raises:
@@ -50,7 +47,6 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         plans: Mapping[str, Any],
         dataset_json: Mapping[str, Any],
         configuration: str,
-        as_given: bool = False,
         allow_missing_keys: bool = False,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
@@ -59,8 +55,7 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         self.dataset_json = dict(dataset_json)
         self.configuration = configuration
         # The axes of the image in the order in which nnU-Net gets them: its readers give them as z, y, x.
-        self.axes = [0, 1, 2] if as_given else [2, 1, 0]
-        self.as_given = as_given
+        self.axes = [2, 1, 0]
         # A cache keeps what this version made.
         self.version = version("nnunetv2")
 
@@ -91,7 +86,7 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         if image.ndim != 4:
             raise ValueError(f"nnU-Net's preprocessing takes scans (C, x, y, z), got {tuple(image.shape)}")
         array = plain(image).permute(self._axes_behind_channels).numpy(force=True)
-        spacing = (_wrapped_spacing if self.as_given else _spacing)(image, affine)
+        spacing = _spacing(image, affine)
         order = [self.axes[axis] for axis in plans.transpose_forward]
         properties: dict[str, Any] = {"spacing": [spacing[axis] for axis in self.axes]}
         made = settings.preprocessor_class(verbose=False).run_case_npy(
@@ -146,11 +141,6 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
 def _pixdim(image: MetaTensor) -> list[float]:
     """The voxel sizes in mm that a NIfTI header lists, where there is one."""
     return np.asarray(image.meta.get("pixdim", ()), dtype=np.float64).reshape(-1)[1:4].tolist()
-
-
-def _wrapped_spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:
-    """The voxel sizes that MONAI's wrapper of nnU-Net takes, right or not."""
-    return _pixdim(image) or np.abs(np.diag(affine))[:3].tolist()
 
 
 def _spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:

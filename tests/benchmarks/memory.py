@@ -43,8 +43,7 @@ def cases(count: int, cache: str, size: int) -> None:
     import monai_saliency as ms
     from monai_saliency.data.cached_dataset import cohort_dataset
     from monai_saliency.data.loader import CohortLoader
-    from monai_saliency.engines.evaluator import CohortEvaluator
-    from monai_saliency.engines.run import run
+    from monai_saliency.engines.evaluator import CohortEvaluator, run
     from monai_saliency.handlers.saliency_handler import SaliencyHandler
     from monai_saliency.handlers.summary import Summary
     from monai_saliency.storage.score_store import ScoreStore

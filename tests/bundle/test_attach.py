@@ -100,18 +100,6 @@ def test_in_half_precision(tmp_path: Path) -> None:
         ms.attach(evaluator(tmp_path, network=network), tmp_path / "no", amp="half")
 
 
-def test_a_scan_that_cannot_be_read_is_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from monai.data import ThreadDataLoader
-
-    run = evaluator(tmp_path, 3, network=Classify())
-    (tmp_path / "scans" / "s1.nii.gz").write_bytes(b"none")
-    run.data_loader = ThreadDataLoader(run.data_loader.dataset)
-    ms.attach(run, tmp_path / "maps", method="sliding_window", window_size=4, stride=4)
-    run.run()
-    assert {row["case"] for row in rows_of(tmp_path / "maps" / "failures.csv")} >= {"s1"}
-    assert "without a map" in caplog.text
-
-
 def test_under_amp_and_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Patches are remembered, the windows lie on their grid, and the price is told before."""
     network = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 3, padding=1))
@@ -125,14 +113,6 @@ def test_under_amp_and_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[s
     rows = rows_of(tmp_path / "maps" / "summary.csv")
     assert all(1 < float(row["predictions"]) <= 40 for row in rows)
     assert all(float(row["predictions"]) < float(row["forwards"]) for row in rows)
-
-
-def test_what_makes_images_is_refused(tmp_path: Path) -> None:
-    class AutoencoderKL(torch.nn.Identity):
-        pass
-
-    with pytest.raises(ValueError, match="this bundle is generative"):
-        ms.attach(evaluator(tmp_path, network=AutoencoderKL()), tmp_path / "maps")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +192,7 @@ def test_an_evaluator_that_calls_its_inferer_twice_is_refused(tmp_path: Path) ->
 
 def test_an_ensemble_is_refused(tmp_path: Path) -> None:
     run = EnsembleEvaluator(torch.device("cpu"), [], [Classify(), Classify()], ["a", "b"])
-    with pytest.raises(ValueError, match=r"EnsembleEvaluator has no `network`: .* Explain the members"):
+    with pytest.raises(ValueError, match=r"EnsembleEvaluator without a network .* Explain the members"):
         ms.attach(run, tmp_path / "maps")
 
 
@@ -259,38 +239,28 @@ def in_memory(items: list[dict[str, Any]], network: torch.nn.Module, batch_size:
 WINDOWS: dict[str, Any] = {"method": "sliding_window", "window_size": 4, "stride": 4, "activation": "none"}
 
 
-@pytest.mark.parametrize(
-    ("first", "key", "words"),
-    [
-        ("mask", "image", ""),
-        ("mask", "scan", "name it by --saliency_image_key"),
-        # MONAI's own name, which the second scan shows to be wrong
-        ("image", "scan", "is not the network's input"),
-    ],
-)
-def test_an_empty_first_scan_is_not_taken_for_its_mask(first: str, key: str, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["mask", "image"])
+def test_an_empty_first_scan_is_not_taken_for_its_mask(first: str, tmp_path: Path) -> None:
     """Its voxels equal those of the mask, whose affine is another one."""
     data = []
+    key = "image" if first == "mask" else "scan"
     for i in range(2):
         scan = volume(tmp_path / "scans" / f"s{i}.nii.gz", (8, 8, 8), LPS, i)
         mask = volume(tmp_path / "masks" / f"m{i}.nii.gz", (8, 8, 8), np.diag([3.0, 3, 3, 1]), i)
         for file in (scan, mask) if i == 0 else (mask,):
             nib.save(nib.Nifti1Image(np.zeros((8, 8, 8), np.float32), nib.load(file).affine), file)
-        data.append({first: str(mask), key: str(scan)})
-    steps = Compose([LoadImaged([first, key]), EnsureChannelFirstd([first, key])])
+        data.append({"mask": str(mask), key: str(scan)})
+    steps = Compose([LoadImaged(["mask", key]), EnsureChannelFirstd(["mask", key])])
     run = in_memory(data, Classify(), prepare_batch=lambda batch, *_, **__: (batch[key].clone(), None))
     run.data_loader.dataset.transform = steps
     handler = ms.attach(run, tmp_path / "maps", picture=False, fill=1.0, **WINDOWS)
-    if words.startswith("name"):
-        with pytest.raises(ValueError, match=words):
+    if key == "scan":
+        with pytest.raises(ValueError, match="name it by --saliency_image_key"):
             run.run()
         return
     run.run()
-    failures = tmp_path / "maps" / "failures.csv"
-    assert words in (failures.read_text() if failures.exists() else "")
-    if not words:
-        assert handler.explained == ["s0", "s1"]
-        np.testing.assert_allclose(nib.load(tmp_path / "maps" / "s0_saliency.nii.gz").affine, LPS)
+    assert handler.explained == ["s0", "s1"]
+    np.testing.assert_allclose(nib.load(tmp_path / "maps" / "s0_saliency.nii.gz").affine, LPS)
 
 
 def test_pictures_for_a_paper(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,15 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.nnunet import FULL, NAME, counted_patches, own_predictor, scan
+from helpers.nnunet import FULL, counted_patches, own_predictor, scan
 from helpers.paths import BUNDLE
 from monai.bundle import ConfigParser
+from monai.engines import SupervisedEvaluator
 from monai.transforms import Invertd
 from monai.utils import convert_to_dst_type
 
 import monai_saliency as ms
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.bundle.nnunet import predicting
 
 ANISOTROPIC = np.diag([-4.1, 0.9, 0.8, 1.0])
 TURNED = np.array([[0.96, -0.28, 0], [0.28, 0.96, 0], [0, 0, 1]]) @ np.array([[1, 0, 0], [0, 0.8, -0.6], [0, 0.6, 0.8]])
@@ -139,53 +138,12 @@ def test_default_explanation_of_all_folds(
         assert np.asarray(saliency.dataobj).std() > 0
 
 
-def wrapped_bundle(folder: Path, scan: Path) -> tuple[str, dict[str, Any]]:
-    """A bundle around MONAI's wrapper, as a user would write it; its config's file, and the ids of its evaluator."""
-    network = {"_target_": "helpers.nnunet.monais_wrapper", "folder": str(folder / "models" / "fold_0")}
-    steps = [{"_target_": "LoadImaged", "keys": "image"}, {"_target_": "EnsureChannelFirstd", "keys": "image"}]
-    dataset = {"_target_": "Dataset", "data": [{"image": str(scan)}]}
-    content: dict[str, Any] = {"imports": ["$import torch"], "bundle_root": str(folder), "network_def": network}
-    content |= {"preprocessing": {"_target_": "Compose", "transforms": steps}, "inferer": {"_target_": "SimpleInferer"}}
-    content |= {"dataset": dataset | {"transform": "@preprocessing"}, "device": "$torch.device('cpu')"}
-    content |= {"dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1}}
-    evaluator = {"device": "@device", "val_data_loader": "@dataloader", "network": "@network_def"}
-    evaluator |= {"inferer": "@inferer", "decollate": False}
-    content |= {"evaluator": {"_target_": "SupervisedEvaluator"} | evaluator, "run": ["$@evaluator.run()"]}
-    path = folder / "configs" / "inference.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(content))
-    return str(path), content
+def test_monais_wrapper_is_refused(tmp_path: Path) -> None:
+    """``monai.apps.nnunet`` gives labels."""
 
+    class ModelnnUNetWrapper(torch.nn.Identity):
+        pass
 
-def test_monais_wrapper_is_explained(nnunet_bright: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``monai.apps.nnunet``: its labels stay what they are, and the map lies on the scan."""
-    from monai.apps.nnunet import convert_nnunet_to_monai_bundle
-
-    monkeypatch.setenv("nnUNet_results", str(nnunet_bright.parents[1]))
-    (tmp_path / "models").mkdir()
-    convert_nnunet_to_monai_bundle({"dataset_name_or_id": NAME}, str(tmp_path))
-    path, place = plant(tmp_path, OBLIQUE)
-    config, content = wrapped_bundle(tmp_path, path)
-    parser = ConfigParser(content)
-    evaluator = parser.get_parsed_content("evaluator")
-    evaluator.run()
-    labels = evaluator.state.output["pred"].clone()
-    assert labels.sum() > 0
-    inside = predicting(evaluator)
-    case = evaluator.state.batch["image"][0]
-    preprocessed = inside.preprocess({"image": case}, "image")
-    with torch.no_grad():
-        logits = convert_to_dst_type(inside.inferer(preprocessed[None], inside.network)[0], preprocessed)[0]
-    back = inside.transform("image").inverse({"image": logits})["image"]
-    assert torch.equal(back.argmax(0), labels[0, 0]), "what is explained is not what was predicted"
-    windows = {"method": "sliding_window", "window_size": [1, 3, 3], "stride": [1, 2, 2]}
-    handler = ms.attach(evaluator, tmp_path / "out", picture=False, **windows)
-    evaluator.run()
-    assert torch.equal(evaluator.state.output["pred"], labels)
-    assert len(handler.explained) == 1
-    check_found(tmp_path / "out" / "case_0000_saliency.nii.gz", OBLIQUE, place)
-    settings = {f"saliency_{name}": value for name, value in (windows | {"dir": str(tmp_path / "by_overlay")}).items()}
-    files = [config, str(overlay_path("explain"))]
-    monai.bundle.run(run_id="explain", config_file=files, saliency_picture=False, **settings)
-    found = (nib.load(tmp_path / folder / "case_0000_saliency.nii.gz").get_fdata() for folder in ("out", "by_overlay"))
-    np.testing.assert_array_equal(*found)
+    evaluator = SupervisedEvaluator(torch.device("cpu"), [], ModelnnUNetWrapper())
+    with pytest.raises(ValueError, match="explain the model's own folder by our bundle with the overlay `nnunet`"):
+        ms.attach(evaluator, tmp_path)

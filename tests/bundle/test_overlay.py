@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import monai.bundle
-import monai.networks.nets
 import nibabel as nib
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from monai.transforms import LoadImage
 from PIL import Image
 
 from monai_saliency.__main__ import main
-from monai_saliency.bundle.config import is_generative
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.overlay import Overlay
 from monai_saliency.errors import root_cause
@@ -52,7 +50,6 @@ def test_explains_a_layout_and_leaves_its_outputs_as_they_were(
     said = [line for line in capfd.readouterr().out.splitlines() if line.startswith("monai_saliency: ")]
     assert len(said) == 1
     assert layout.words in said[0]
-    assert "13 forwards a case" in said[0]
 
 
 def test_an_evaluator_of_one_image_a_call(
@@ -295,7 +292,7 @@ def test_network_that_ignores_the_image_gets_an_error_and_no_map(tmp_path: Path)
         Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle(scans, Deaf()))
     rows = rows_of(tmp_path / "maps" / "failures.csv")
     assert [row["case"] for row in rows] == ["0", "1"]
-    assert all("none of 5 perturbed images changed" in row["error"] for row in rows)
+    assert all("none of 5 perturbed images changed what is explained" in row["error"] for row in rows)
     assert not list((tmp_path / "maps").rglob("*.nii.gz"))
 
 
@@ -393,29 +390,16 @@ def test_cases_that_the_loader_leaves_out_are_named(tmp_path: Path, caplog: pyte
     assert not (tmp_path / "maps" / "failures.csv").exists()
 
 
-def test_a_loader_that_ends_early_loses_no_case_and_makes_up_none(tmp_path: Path) -> None:
+def test_a_loader_that_ends_early_makes_up_no_case(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """MONAI's ThreadDataLoader ends at a scan that cannot be read, and the evaluator begins it anew."""
     scans = [volume(tmp_path / f"{name}.nii.gz", (8, 8, 8), AFFINES[1], i, high=200) for i, name in enumerate("abcde")]
-    Overlay(tmp_path / "maps", num_masks=5, activation="none").explain(small_bundle(scans, Brightness()))
     scans[2].write_bytes(scans[2].read_bytes()[:100])
     parser = small_bundle(scans, Brightness())
     parser["dataloader"] = {"_target_": "ThreadDataLoader", "dataset": "@dataset", "batch_size": 1}
-    with pytest.raises(SystemExit, match="3 cases without a map"):
-        Overlay(tmp_path / "maps", num_masks=5, activation="none").explain(parser)
+    Overlay(tmp_path / "maps", num_masks=5, activation="none").explain(parser)
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["a", "b"]
-    failed = rows_of(tmp_path / "maps" / "failures.csv")
-    assert [row["case"] for row in failed] == ["c", "d", "e"]
-    assert all(row["stage"] == "load" and "the loader ended before it" in row["error"] for row in failed)
     assert sorted(path.name[:1] for path in (tmp_path / "maps").glob("*_saliency.nii.gz")) == ["a", "b"]
-
-
-class Clipped(Brightness):
-    def __init__(self, lowest: float) -> None:
-        super().__init__()
-        self.lowest = lowest
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return super().forward(image.clamp(min=self.lowest))
+    assert "has not met 3 of the cases that its loader's dataset lists (the first is c)" in caplog.text
 
 
 class Broken(torch.nn.Module):
@@ -437,38 +421,14 @@ def test_case_that_fails_is_listed_and_the_others_go_on(tmp_path: Path) -> None:
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["1"]
 
 
-def test_generative_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundle_without_an_evaluator_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = BUNDLES / "brain_image_synthesis_latent_diffusion_model"
     monkeypatch.chdir(tmp_path)
     files = [str(bundle / "configs" / "inference.json"), str(overlay_path("explain"))]
     with pytest.raises(RuntimeError) as raised:
         monai.bundle.run(run_id="explain", config_file=files, bundle_root=str(tmp_path))
-    message = str(root_cause(raised.value))
-    assert "no evaluator" in message
-    assert "generative: autoencoder_def (AutoencoderKL), diffusion_def (DiffusionModelUNet)" in message
+    assert "this bundle has no evaluator" in str(root_cause(raised.value))
     assert not list(tmp_path.iterdir())
-
-
-def test_generative_networks_are_known_by_their_names() -> None:
-    classes = [kind for kind in vars(monai.networks.nets).values() if isinstance(kind, type)]
-    assert {kind.__name__ for kind in classes if is_generative(kind.__name__)} == {
-        "AutoencoderKL",
-        "ControlNet",
-        "DiffusionModelUNet",
-        "Generator",
-        "SPADEAutoencoderKL",
-        "SPADEDiffusionModelUNet",
-        "SPADENet",
-        "VQVAE",
-        "VarAutoEncoder",
-    }
-
-
-@pytest.mark.parametrize("kind", ["UNet", "SegResNetVAE", "AnchorGenerator"])
-def test_bundle_without_an_evaluator_says_so(tmp_path: Path, kind: str) -> None:
-    config = {"network": {"_target_": kind}, "run": ["$print('done')"]}
-    with pytest.raises(ValueError, match=r"no evaluator .*--saliency_evaluator"):
-        Overlay(tmp_path).explain(ConfigParser(config))
 
 
 def test_one_of_several_evaluators_is_named(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def place(placement: Placement, image: Any, key: Any = "image") -> dict[Any, Any
     """Place a map that is the image itself."""
     image = image if isinstance(image, MetaTensor) else MetaTensor(image)
     case = {key: image}
-    case["case"] = placement.names.name(case, "0")
+    case["case"] = placement.name(case, "0")
     case["saliency"] = MetaTensor(image.as_tensor().clone()).copy_meta_from(image)
     return placement(case)
 
@@ -69,8 +69,9 @@ def test_cases_are_called_by_their_path_below_the_common_folder(tmp_path: Path) 
     files = [scan(tmp_path / each / "ct.nii.gz") for each in ("a/x", "b")]
     dataset = Dataset([{"image": str(file)} for file in files], LoadImaged("image"))
     placement = Placing(tmp_path / "maps", DataLoader(dataset), "image")
-    assert [placement.names.name(dataset[i], str(i)) for i in (0, 1, 0)] == ["a/x/ct", "b/ct", "a/x/ct"]
-    assert placement.names.all(dataset[0]) == ["a/x/ct", "b/ct"]
+    assert [placement.name(dataset[i], str(i)) for i in (0, 1, 0)] == ["a/x/ct", "b/ct", "a/x/ct"]
+    assert placement.name(dataset[0], "2") == ""  # a loader that ended has begun anew
+    assert placement.all_names(dataset[0]) == ["a/x/ct", "b/ct"]
 
 
 def test_files_of_one_name_elsewhere_get_names_of_their_own(tmp_path: Path) -> None:
@@ -79,8 +80,8 @@ def test_files_of_one_name_elsewhere_get_names_of_their_own(tmp_path: Path) -> N
     names = []
     for order in ((0, 1), (1, 0), (1,)):
         placement = Placing(tmp_path / "maps", None, "image")
-        assert placement.names.all({"image": images[0]}) is None
-        found = {i: placement.names.name({"image": images[i]}, str(i)) for i in order}
+        assert placement.all_names({"image": images[0]}) is None
+        found = {i: placement.name({"image": images[i]}, str(i)) for i in order}
         names.append(found[1])
         assert found[1].startswith("ct-")
         assert found.get(0) != found[1]
@@ -108,25 +109,23 @@ def test_files_that_differ_in_their_suffix_have_names_of_their_own(
     dataset = Dataset([{"image": str(path)} for path in paths]) if listed else None
     placement = Placing(tmp_path / "maps", None if dataset is None else DataLoader(dataset), "image")
     images = [MetaTensor(torch.rand(1, 4, 3), meta={"filename_or_obj": str(path)}) for path in paths]
-    found = [placement.names.name({"image": image}, str(i)) for i, image in enumerate(images)]
+    found = [placement.name({"image": image}, str(i)) for i, image in enumerate(images)]
     assert len(set(found)) == len(files)
     # Whichever of them a process meets, and in which order.
     again = Placing(tmp_path / "maps", None if dataset is None else DataLoader(dataset), "image")
-    assert again.names.name({"image": images[-1]}, "9") == found[-1]
+    assert again.name({"image": images[-1]}, "9") == found[-1]
     if listed:
         assert found == names
-        assert placement.names.all({"image": images[0]}) == names
+        assert placement.all_names({"image": images[0]}) == names
 
 
 def test_a_file_that_gives_several_cases(tmp_path: Path) -> None:
-    """Listed twice, with other prompts perhaps, or cut into pieces by the loader."""
+    """Listed twice, with other prompts perhaps."""
     file = scan(tmp_path / "ct.nii.gz")
     image = LoadImage()(file)
     listed = Placing(tmp_path, DataLoader(Dataset([{"image": str(file), "prompt": i} for i in range(2)])), "image")
-    assert [listed.names.name({"image": image}, place) for place in "011"] == ["ct-0", "ct-1", "ct-1"]
-    assert listed.names.all({"image": image}) is None
-    pieces = Placing(tmp_path, DataLoader(Dataset([{"image": str(file)}])), "image")
-    assert [pieces.names.name({"image": image}, place) for place in "0121"] == ["ct", "ct-1", "ct-2", "ct-1"]
+    assert [listed.name({"image": image}, place) for place in "011"] == ["ct-0", "ct-1", "ct-1"]
+    assert listed.all_names({"image": image}) is None
 
 
 def test_patch_of_a_slide_is_saved_by_its_place_on_its_own_grid(
@@ -242,7 +241,7 @@ def test_a_map_goes_back_through_what_can_be_inverted(steps: list[Any], tmp_path
     dataset = Dataset([{key: str(file) for key, file in files.items()}], Compose([*load, *steps]))
     placement = Placing(tmp_path / "maps", DataLoader(dataset), "image", keeps_place=True)
     image = dataset[0]["image"]
-    assert placement.names.all({"image": image}) == [keys[0]]
+    assert placement.all_names({"image": image}) == [keys[0]]
     scale = 2 if keys == ["image"] else 1
     case: dict[Any, Any] = {"image": image, "case": keys[0]}
     case["saliency"] = MetaTensor(image[:1].as_tensor() / scale).copy_meta_from(image)

@@ -81,14 +81,10 @@ def test_one_row_a_setting(sweep: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [row["mean_peak_saliency"] for row in rows] == ["1", "1", "6"]
     np.testing.assert_allclose([float(row["agreement"]) for row in rows], [0.75, 1, -0.25], atol=1e-6)
     assert {row["compared"] for row in rows} == {"2"}
-    matrix = table(sweep / "sweep_agreement.csv")
-    assert [row["setting"] for row in matrix] == [row["setting"] for row in rows]
-    found = [[float(row[name["setting"]]) for name in rows] for row in matrix]
-    np.testing.assert_allclose(found, [[1, 0.75, 0], [0.75, 1, -0.25], [0, -0.25, 1]], atol=1e-6)
     assert capsys.readouterr().out.splitlines() == [
-        "settings: 3, of 2 cases",
+        "settings: 3",
         "agreement is with method=rise,num_masks=1000",
-        f"written: {sweep}/sweep.csv, {sweep}/sweep_agreement.csv, {sweep}/sweep.png",
+        f"written: {sweep}/sweep.csv, {sweep}/sweep.png",
     ]
     # What it wrote is no setting of the next time.
     main(["gather", str(sweep), "--reference", "method=sliding_window"])
@@ -106,11 +102,11 @@ def test_what_is_not_complete_is_said(sweep: Path, capsys: pytest.CaptureFixture
         main(["gather", str(sweep)])
     assert end.value.code == 1
     assert capsys.readouterr().out.splitlines()[2:-1] == [
-        "not complete: method=rise,num_masks=500: maps of 2 cases, none of 2 (s2, s3); 2 failed, the first is s2: "
-        "ValueError: the network's scores are NaN",
-        "not complete: method=rise,num_masks=1000: maps of 3 cases, none of 1 (s3)",
-        "not complete: method=rise,num_masks=2000: maps of 0 cases, none of 4 (s0, s1, s2, s3)",
-        "not complete: method=sliding_window: maps of 2 cases, none of 2 (s2, s3)",
+        "not complete: method=rise,num_masks=500: maps of 2 cases, none of s2, s3",
+        "  s2 failed: ValueError: the network's scores are NaN",
+        "not complete: method=rise,num_masks=1000: maps of 3 cases, none of s3",
+        "not complete: method=rise,num_masks=2000: maps of 0 cases, none of s0, s1, s2, s3",
+        "not complete: method=sliding_window: maps of 2 cases, none of s2, s3",
     ]
     found = [(row["cases"], row["missing"], row["failures"], row["compared"]) for row in table(sweep / "sweep.csv")]
     assert found == [("2", "2", "2", "2"), ("3", "1", "0", "3"), ("0", "4", "0", "0"), ("2", "2", "0", "2")]
@@ -118,11 +114,15 @@ def test_what_is_not_complete_is_said(sweep: Path, capsys: pytest.CaptureFixture
     assert table(sweep / "sweep.csv")[2]["agreement"] == ""
 
 
+def agreements(folder: Path) -> list[float | None]:
+    return [setting.agreement for setting in gather(folder).settings]
+
+
 def test_maps_of_one_class_are_compared(tmp_path: Path) -> None:
     """Both explain classes 0 and 2, with correlations 1 and 1 / 2; class 1 is explained by one of them."""
     write(tmp_path / "seed=0", "ct", np.stack([A, A, A], -1), 10, classes=(0, 1, 2))
     write(tmp_path / "seed=1", "ct", np.stack([B, A], -1), 10, classes=(2, 0))
-    np.testing.assert_allclose(gather(tmp_path).matrix, [[1, 0.75], [0.75, 1]], atol=1e-6)
+    np.testing.assert_allclose(agreements(tmp_path), [1, 0.75], atol=1e-6)
 
 
 def test_what_has_no_correlation_is_left_out(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_has_no_correlation_is_left_out(tmp_path: Path) -> None:
         write(tmp_path / "seed=1", f"s{number}", other, classes=(2,) if number == 3 else (1,))
     (tmp_path / "seed=1" / "s4_saliency.nii.gz").unlink()
     found = gather(tmp_path)
-    np.testing.assert_allclose(found.matrix, [[1, 0.5], [0.5, 1]], atol=1e-6)
+    np.testing.assert_allclose(agreements(tmp_path), [1, 0.5], atol=1e-6)
     assert [setting.compared for setting in found.settings] == [6, 1]
     assert found.complete
 
@@ -148,7 +148,6 @@ def test_names_of_folders(tmp_path: Path) -> None:
         "saliency_method=rise": {"saliency_method": "rise"},
         "window_size=[8, 8],fill=a=b": {"window_size": "[8, 8]", "fill": "a=b"},
     }
-    assert gather(tmp_path).ids == ["saliency_method", "window_size", "fill"]
 
 
 def test_the_plot_shows_every_setting(tmp_path: Path) -> None:
@@ -158,8 +157,7 @@ def test_the_plot_shows_every_setting(tmp_path: Path) -> None:
     write(tmp_path / "method=rise,seed=39", "more", B, 11, True)
     figure = plot_sweep(gather(tmp_path, "method=rise,seed=0"))
     hits, agreement = figure.axes
-    for ax in (hits, agreement):
-        assert [text.get_text() for text in ax.texts] == [str(number) for number in range(1, 41)]
+    assert [len(ax.texts) for ax in (hits, agreement)] == [40, 40]
     points = [line for line in agreement.lines if len(line.get_xdata())]
     np.testing.assert_allclose([line.get_ydata()[0] for line in points], [1] * 38 + [0.5, 0.5], atol=1e-6)
     assert [line.get_markerfacecolor() == "white" for line in points] == [True] * 39 + [False]

@@ -15,8 +15,8 @@ from helpers.layouts import LAYOUTS, Bundle
 from helpers.own_bundle import BATCHES, forwards, settings
 from helpers.scans import LPS, write_scan
 
+from monai_saliency.bundle.config import Recipe
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.bundle.worker import Recipe, _without_trackers
 from monai_saliency.distributed import Cohort, Engine, local_device
 from monai_saliency.errors import root_cause
 from monai_saliency.sharding import Part, Unit, units
@@ -113,13 +113,3 @@ def test_errors_say_what_is_wrong(cohort: Path) -> None:
     assert "nowhere.pt does not exist" in str(root_cause(caught.value))
     with pytest.raises(RuntimeError, match=r"ended its run before anything could be explained: enough"):
         replace(recipe, config=recipe.config | {"run": ["$(_ for _ in ()).throw(SystemExit('enough'))"]})()
-
-
-def test_the_driver_alone_records_the_run() -> None:
-    flow = {"_target_": "MLFlowHandler", "tracking_uri": "sqlite:///x.db"}
-    config = {"handlers": [{"_target_": "StatsHandler"}, flow], "evaluator": {"val_handlers": ["@handlers", flow]}}
-    assert _without_trackers(config) == {
-        "handlers": [{"_target_": "StatsHandler"}],
-        "evaluator": {"val_handlers": ["@handlers"]},
-    }
-    assert config["handlers"][1] is flow  # type: ignore[index]

@@ -138,7 +138,7 @@ def test_a_ray_of_its_own_ends_with_the_run(sign: str | None, tmp_path: Path) ->
         process.send_signal(getattr(signal, sign))
     errors = process.communicate(timeout=300)[1]
     assert process.returncode == (143 if sign else 0), errors
-    assert not sign or re.search(r"stopped by SIGTERM after [123] of 4 cases\. What was written is whole", errors)
+    assert not sign or re.search(r"stopped by SIGTERM\. What was written is whole", errors)
 
 
 @pytest.mark.usefixtures("cluster")

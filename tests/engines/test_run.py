@@ -22,7 +22,7 @@ from monai.transforms import Compose, Flipd
 import monai_saliency as ms
 from monai_saliency.distributed import RankEngine
 from monai_saliency.engines.evaluator import CohortEvaluator
-from monai_saliency.engines.run import run as run_cohort
+from monai_saliency.engines.evaluator import run as run_cohort
 from monai_saliency.errors import OutputError, root_cause
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.inferers.case_explainer import Assignment

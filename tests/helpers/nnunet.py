@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.pool import ThreadPool
@@ -25,20 +24,6 @@ SPACING = (3.0, 1.0, 1.0)
 PATCHES = {"3d_fullres": [8, 16, 16], "2d": [16, 16]}
 
 
-class Bright(torch.nn.Module):
-    """A network that looks at one voxel: the logit of label 1 is how bright it is."""
-
-    def __init__(self, input_channels: int, num_classes: int, deep_supervision: bool = False, **_: Any) -> None:
-        super().__init__()
-        self.pick = torch.nn.Conv3d(input_channels, num_classes, 1)
-        with torch.no_grad():
-            self.pick.weight.zero_()[1, 0] = 2.0
-            self.pick.bias.zero_()[1] = -4.0
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.pick(images)
-
-
 def train_on_scans(folder: Path) -> Path:
     """Train two folds of two configurations on made scans with bright blobs.
 
@@ -56,22 +41,6 @@ def train_on_scans(folder: Path) -> Path:
     return _train(folder, {"channel_names": {"0": "MRI"}, "file_ending": ".nii.gz"}, PATCHES, folds=2, iterations=60)
 
 
-def with_bright(folder: Path, models: Path) -> Path:
-    """A copy of the 3D model on scans, with the network :class:`Bright` in its first fold; its model folder."""
-    model = folder / NAME / FULL
-    shutil.copytree(models / FULL, model, ignore=shutil.ignore_patterns("fold_1"))
-    plans = json.loads((model / "plans.json").read_text())
-    plans["configurations"]["3d_fullres"]["architecture"]["network_class_name"] = "helpers.nnunet.Bright"
-    (model / "plans.json").write_text(json.dumps(plans))
-    for path in model.glob("fold_0/*.pth"):
-        content = torch.load(path, weights_only=False)
-        # MONAI 1.6 does not read the numbers of NumPy that nnU-Net's training logs.
-        content |= {"network_weights": Bright(1, 2).state_dict(), "logging": {}, "_best_ema": 0.0}
-        content["init_args"]["plans"] = plans
-        torch.save(content, path)
-    return model
-
-
 def own_predictor(model: Path, folds: Sequence[int], mirroring: bool) -> Any:
     """nnU-Net's, on the CPU."""
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
@@ -79,31 +48,6 @@ def own_predictor(model: Path, folds: Sequence[int], mirroring: bool) -> Any:
     predictor = nnUNetPredictor(use_mirroring=mirroring, device=torch.device("cpu"), allow_tqdm=False)
     predictor.initialize_from_trained_model_folder(str(model), folds)
     return predictor
-
-
-def monais_wrapper(folder: str) -> Any:
-    """MONAI's ``ModelnnUNetWrapper``, without the processes that it starts for each image."""
-    from monai.apps.nnunet import ModelnnUNetWrapper
-    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
-    from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
-
-    predictor = nnUNetPredictor(use_mirroring=False, device=torch.device("cpu"), allow_tqdm=False)
-    with pytest.MonkeyPatch.context() as patch:
-        # MONAI 1.6 calls it as nnU-Net had it before 2.8.
-        patch.setattr(nnUNetTrainer, "build_network_architecture", staticmethod(_old_network))
-        wrapper = ModelnnUNetWrapper(predictor, folder)
-
-    def predict(arrays: np.ndarray, previous: None, properties: dict[str, Any], **_: Any) -> list[np.ndarray]:
-        return [predictor.predict_single_npy_array(arrays, properties)]
-
-    predictor.predict_from_list_of_npy_arrays = predict
-    return wrapper
-
-
-def _old_network(name: str, settings: Any, imported: Any, *counts: int, enable_deep_supervision: bool) -> Any:
-    from nnunetv2.utilities.get_network_from_plans import get_network_from_plans
-
-    return get_network_from_plans(name, settings, imported, *counts, deep_supervision=enable_deep_supervision)
 
 
 @contextmanager
