@@ -5,18 +5,16 @@
 ``outputs``      reading a part of a structured output, and cutting a batch's output into rows
 ``adapters``     networks of other libraries with the interface of MONAI's networks
 ``nnunet``       a trained nnU-Net v2 model, and its folds and mirrored copies as one network
-``ensemble``     several networks of one architecture as one, which run together
+``ensemble``     several networks as one, which run together
 ``runtime``      how fast a network runs: half precision, channels last in memory, compiled
-``checkpoints``  loading weights
-``exported``     networks that ``torch.export`` has written, whatever batch sizes they take
+``checkpoints``  loading weights, and networks that ``torch.export`` has written
 ``identity``     a network's key, which decides whether its stored scores may be used again
 ===============  ==============================================================================================
 """
 
 from monai_saliency.networks.adapters import OnImageGrid
-from monai_saliency.networks.checkpoints import load_checkpoint
-from monai_saliency.networks.ensemble import Ensemble, ensemble_of
-from monai_saliency.networks.exported import exported_network, network_of
+from monai_saliency.networks.checkpoints import load_checkpoint, network_of
+from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, InputAdapter, ListInput, TensorInput
 from monai_saliency.networks.runtime import accelerated, runtime_settings
@@ -30,8 +28,6 @@ __all__ = [
     "OnImageGrid",
     "TensorInput",
     "accelerated",
-    "ensemble_of",
-    "exported_network",
     "load_checkpoint",
     "network_fingerprint",
     "network_of",

@@ -1,7 +1,8 @@
-"""Loading weights."""
+"""Loading weights, and networks that ``torch.export`` has written to a ``.pt2`` file."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
@@ -10,15 +11,35 @@ from typing import Any
 import torch
 
 from monai_saliency.networks.ensemble import Ensemble
-from monai_saliency.networks.exported import InBatchesOf, is_exported
+from monai_saliency.networks.outputs import joined, rows
+from monai_saliency.utils.monai_private import tree_leaves, tree_map
 
-__all__ = ["load_checkpoint"]
+__all__ = ["exported_network", "load_checkpoint", "network_of"]
 
 _WRAPPERS = ("state_dict", "model", "network", "net", "model_state_dict")
 
 
+def network_of(network: torch.nn.Module, checkpoint: str | Path | Sequence[str | Path] | None) -> torch.nn.Module:
+    """The network for a checkpoint. :func:`~monai_saliency.networks.load_checkpoint` loads the weights.
+
+    Args:
+        network: the network for files of weights.
+        checkpoint: a file of weights; a list of such files, for an :class:`~monai_saliency.networks.Ensemble` of copies
+            of the network; or a network that ``torch.export`` has written (``.pt2``), which replaces ``network``.
+
+    Raises:
+        FileNotFoundError: when an exported network does not exist.
+        ValueError: when it cannot be read, or is one of a list.
+    """
+    if checkpoint is None or isinstance(checkpoint, (str, Path)):
+        return exported_network(checkpoint) if checkpoint and _is_exported(checkpoint) else network
+    if any(map(_is_exported, checkpoint)):
+        raise ValueError("checkpoint lists an exported network (.pt2): an ensemble needs files of weights")
+    return Ensemble([copy.deepcopy(network) for _ in checkpoint])
+
+
 def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | Path] | None) -> torch.nn.Module:
-    """Load all weights of a checkpoint into a network.
+    """Load all weights of a checkpoint into a network. Pickled code is never run.
 
     Args:
         network: the module, on any device. It holds a part of the weights if loading fails.
@@ -27,45 +48,27 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
             the names. None, ``""``, and an exported network (``.pt2``), which has its weights, load nothing. A list of
             files for an :class:`~monai_saliency.networks.Ensemble`, one for each member.
 
-    Returns:
-        the network.
-
     Raises:
         FileNotFoundError: when the file does not exist.
-        ValueError: when the file does not hold a state dictionary, or one of another network. Pickled code is never
-            run.
+        ValueError: when the file does not hold a state dictionary, or one of another network.
     """
     if not path:
         return network
-    if is_exported(path):
-        if isinstance(network, (InBatchesOf, torch.fx.GraphModule)):
-            return network
-        raise ValueError(
-            f"checkpoint {path} is an exported network, whose weights fit no {type(network).__name__}: take the "
-            "network from it too, by monai_saliency.networks.network_of(network, checkpoint)"
-        )
-    if isinstance(path, Sequence) and not isinstance(path, str):
+    if not isinstance(path, (str, Path)):
         members = network.members.networks if isinstance(network, Ensemble) else [network]
         if len(members) != len(path):
             raise ValueError(f"checkpoint lists {len(path)} files, and the network is of {len(members)}: give one each")
         for member, each in zip(members, path, strict=True):
             load_checkpoint(member, each)
         return network
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"checkpoint {path} does not exist: pass --checkpoint with the path of the weights")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    if _is_exported(path):
+        if isinstance(network, (InBatchesOf, torch.fx.GraphModule)):
+            return network
         raise ValueError(
-            f"checkpoint {path} is not a file of weights that can be read without running code in it "
-            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): save it again with "
-            "torch.save(network.state_dict(), path), or export it by torch.export to a file that ends in .pt2; for a "
-            "TorchScript file set network_def to $torch.jit.load(path), and checkpoint to '' (empty)"
-        ) from error
-    weights = _state_dict(content)
-    if weights is None:
-        raise ValueError(f"checkpoint {path} holds no state dictionary, but a {type(content).__name__}")
+            f"checkpoint {path} is an exported network, whose weights fit no {type(network).__name__}: take the "
+            "network from it too, by monai_saliency.networks.network_of(network, checkpoint)"
+        )
+    weights = _weights_in(Path(path))
     try:
         network.load_state_dict(weights, strict=True)
     except RuntimeError as error:
@@ -76,14 +79,95 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
     return network
 
 
-def _state_dict(content: Any) -> dict[str, torch.Tensor] | None:
-    """The state dictionary inside the content of a checkpoint; None if there is none."""
-    if not isinstance(content, Mapping):
-        return None
-    for key in _WRAPPERS:
-        if isinstance(content.get(key), Mapping):
-            return _state_dict(content[key])
-    if not content or not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in content.items()):
-        return None
-    prefixed = all(name.startswith("module.") for name in content)
-    return {name.removeprefix("module.") if prefixed else name: value for name, value in content.items()}
+def _weights_in(path: Path) -> dict[str, torch.Tensor]:
+    """The state dictionary in a file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"checkpoint {path} does not exist: pass --checkpoint with the path of the weights")
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise ValueError(
+            f"checkpoint {path} is not a file of weights that can be read without running code in it "
+            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): save it again with "
+            "torch.save(network.state_dict(), path), or export it by torch.export to a file that ends in .pt2; for a "
+            "TorchScript file set network_def to $torch.jit.load(path), and checkpoint to '' (empty)"
+        ) from error
+    while isinstance(content, Mapping) and (inside := [name for name in _WRAPPERS if _is_mapping(content, name)]):
+        content = content[inside[0]]
+    weights = content if isinstance(content, Mapping) else {}
+    if not weights or not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in weights.items()):
+        raise ValueError(f"checkpoint {path} holds no state dictionary, but a {type(content).__name__}")
+    prefix = "module." if all(name.startswith("module.") for name in weights) else ""
+    return {name.removeprefix(prefix): value for name, value in weights.items()}
+
+
+def _is_mapping(content: Mapping[Any, Any], name: str) -> bool:
+    return isinstance(content.get(name), Mapping)
+
+
+def _is_exported(path: str | Path) -> bool:
+    return str(path).endswith(".pt2")
+
+
+def exported_network(path: str | Path) -> torch.nn.Module:
+    """A network that ``torch.export.save`` has written, as a module on the device of the export.
+
+    A program that limits the batch size gets larger and smaller batches in parts.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"exported network {path} does not exist: pass --checkpoint with its path")
+    try:
+        program = torch.export.load(path)
+    except Exception as error:  # whatever a broken archive, or one of another release, raises
+        raise ValueError(
+            f"{path} cannot be read as an exported network ({type(error).__name__}: {error}): write it with "
+            "torch.export.save(torch.export.export(network, images, dynamic_shapes=...), path) by a release of torch "
+            f"that is not newer than this one ({torch.__version__})"
+        ) from error
+    least, most = _batch_sizes(program)
+    module = program.module()
+    return module if least <= 1 and most is None else InBatchesOf(module, most, least)
+
+
+class InBatchesOf(torch.nn.Module):
+    """A network that takes between ``least`` and ``most`` images at a time: other batches go through it in parts, which
+    the last image fills.
+    """
+
+    def __init__(self, network: torch.nn.Module, most: int | None, least: int) -> None:
+        super().__init__()
+        self.network, self.most, self.least = network, most, least
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The outputs of all images, as one batch."""
+        count = next(len(each) for each in tree_leaves((inputs, named)) if isinstance(each, torch.Tensor))
+        most = self.most or max(count, self.least)
+        counts = [min(most, count - start) for start in range(0, count, most)]
+        outputs = []
+        for start, number in zip(range(0, count, most), counts, strict=True):
+            size = max(number, self.least)
+            taken = [min(start + place, count - 1) for place in range(size)]
+            positional, by_name = tree_map(lambda value, taken=taken: _rows_of(value, taken, count), (inputs, named))
+            outputs.append(rows(self.network(*positional, **by_name), 0, number, size))
+        return joined(outputs, counts)
+
+
+def _rows_of(value: Any, taken: list[int], count: int) -> Any:
+    is_batch = isinstance(value, torch.Tensor) and value.ndim and len(value) == count
+    return value[taken] if is_batch else value
+
+
+def _batch_sizes(program: torch.export.ExportedProgram) -> tuple[int, int | None]:
+    """The fewest and the most images that a program takes at a time; None for any number."""
+    names = program.graph_signature.user_inputs
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    values = [node.meta.get("val") for node in nodes]
+    count = next((each.shape[0] for each in values if isinstance(each, torch.Tensor) and each.ndim > 1), None)
+    if isinstance(count, int):
+        return count, count
+    limits = None if count is None else program.range_constraints.get(count.node.expr)
+    if limits is None:
+        return 1, None
+    # What torch writes for "any number" is infinite, or larger than any batch.
+    most = int(limits.upper) if limits.upper.is_finite and limits.upper < 2**31 else None
+    return max(1, int(limits.lower)), most

@@ -1,34 +1,32 @@
-"""Several networks of one architecture, such as the folds of a cross-validation, as one network."""
+"""Several networks, such as the folds of a cross-validation, as one network."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from monai_saliency.utils.arguments import instance
 
-__all__ = ["Ensemble", "Members", "ensemble_of"]
+__all__ = ["Ensemble", "Members"]
 
 
 class Ensemble(torch.nn.Module):
-    """Several networks of one architecture as one: its output is the mean of their outputs.
+    """Several networks as one: its output is the mean of their outputs, which all have one shape.
 
     Explained by any method, the map is the mean of the members' maps, and
     :attr:`~monai_saliency.Explanation.disagreement` the standard deviation between them. All members see the same
     perturbed images. The predicted class, or the region, is frozen on the mean output.
 
     Args:
-        networks: two modules or more of one architecture, whose output is a tensor ``(B, C, ...)``.
+        networks: two modules or more, whose output is a tensor ``(B, C, ...)``.
 
     Attributes:
         members: returns the outputs of all members.
 
     Raises:
-        ValueError: when there are fewer than two, or when their parameters differ in name or shape.
+        ValueError: when there are fewer than two.
 
     Example::
 
@@ -46,11 +44,8 @@ class Ensemble(torch.nn.Module):
         instance("networks", networks, (Sequence, torch.nn.ModuleList), "a list of networks")
         if len(networks) < 2:
             raise ValueError(f"`networks` must hold at least two networks, got {len(networks)}")
-        for number, each in enumerate(networks):
+        for each in networks:
             instance("networks", each, torch.nn.Module, "a list of modules")
-            problem = _different(networks[0], each)
-            if problem:
-                raise ValueError(f"`networks` must be of one architecture: network {number} {problem}")
         self.members: Any = Members(networks)
         self.count = len(networks)
 
@@ -78,42 +73,9 @@ class Members(torch.nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
         """Run the members one after another."""
-        outputs = []
-        for number, network in enumerate(self.networks):
-            output = network(*inputs, **named)
-            if not isinstance(output, torch.Tensor) or output.ndim < 2:
-                found = f"shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else type(output).__name__
-                raise ValueError(
-                    f"a member of an Ensemble must give a tensor (B, C, ...), number {number} gave {found}"
-                )
-            outputs.append(output)
+        outputs = [network(*inputs, **named) for network in self.networks]
+        shapes = {tuple(each.shape) if isinstance(each, torch.Tensor) else type(each).__name__ for each in outputs}
+        if len(shapes) > 1 or not isinstance(outputs[0], torch.Tensor) or outputs[0].ndim < 2:
+            words = " and ".join(sorted(map(str, shapes)))
+            raise ValueError(f"the members of an Ensemble must give tensors (B, C, ...) of one shape, got {words}")
         return torch.cat(outputs, dim=1)
-
-
-def _different(first: torch.nn.Module, other: torch.nn.Module) -> str:
-    """Describes how a network differs from the first one; empty if it does not."""
-    if type(other) is not type(first):
-        return f"is a {type(other).__name__}, network 0 a {type(first).__name__}"
-    ours, theirs = first.state_dict(), other.state_dict()
-    for name in {**ours, **theirs}:
-        shapes = [tuple(state[name].shape) if name in state else None for state in (ours, theirs)]
-        if shapes[0] != shapes[1]:
-            return f"has {name} of shape {shapes[1]}, network 0 of {shapes[0]}"
-    return ""
-
-
-def ensemble_of(
-    network: torch.nn.Module, checkpoint: str | Path | Sequence[str | Path] | None
-) -> torch.nn.Module | Ensemble:
-    """A network for a checkpoint, or an :class:`Ensemble` of copies of it for a list of checkpoints, without weights.
-
-    Args:
-        network: the network.
-        checkpoint: a file, or a list of files with the weights of one member each.
-
-    Returns:
-        the network itself for one file; :func:`~monai_saliency.networks.load_checkpoint` loads the weights.
-    """
-    if checkpoint is None or isinstance(checkpoint, (str, Path)):
-        return network
-    return Ensemble([copy.deepcopy(network) for _ in checkpoint])

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from monai.inferers import Inferer, PatchInferer, SlidingWindowInferer
 
-from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.tensors import plain
 
 Infer = Callable[..., Any]
@@ -55,27 +54,14 @@ class InputAdapter(ABC):
 
     @abstractmethod
     def split(self, inputs: Any) -> SplitInputs:
-        """Split the inputs of a batch of cases, as the user gives them.
-
-        Raises:
-            TypeError: when images are not of floating type.
-            ValueError: when the inputs do not have the form that the adapter takes.
-        """
+        """Split the inputs of a batch of cases, as the user gives them."""
 
     @abstractmethod
     def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
-        """Make the inputs that :meth:`split` takes of the image ``(B, C, *spatial)`` and held inputs ``(B, ...)``.
-
-        Raises:
-            ValueError: when the adapter takes other inputs.
-        """
+        """Make the inputs that :meth:`split` takes of the image ``(B, C, *spatial)`` and held inputs ``(B, ...)``."""
 
     def check_inferer(self, split: SplitInputs, inferer: Inferer) -> None:
-        """Refuse an inner MONAI inferer that cannot run these inputs.
-
-        Raises:
-            ValueError: naming an inferer that can.
-        """
+        """Refuse an inner MONAI inferer that cannot run these inputs."""
         if split.held_values and isinstance(inferer, (SlidingWindowInferer, PatchInferer)):
             raise ValueError(
                 f"held inputs {list(split.held_values)} are not on the images' grid, so they do not follow their cases "
@@ -86,11 +72,8 @@ class InputAdapter(ABC):
     def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
         """The network's output for a batch ``(n, C + H, *spatial)`` of perturbed and held images.
 
-        Args:
-            infer: runs a network on a batch: the inner inferer.
-            network: the network.
-            batch: the images.
-            take_apart: returns the network's inputs by name, for the batch or for a patch of it.
+        ``infer`` runs a network on a batch: the inner inferer. ``take_apart`` returns the network's inputs by name, for
+        the batch or for a patch of it.
         """
 
 
@@ -146,17 +129,13 @@ class _NamedInputs(InputAdapter):
     """Several inputs: a dictionary of tensors ``(B, ...)``, or a sequence of tensors, which are named 0, 1, ..."""
 
     def __init__(self, perturb: str | int | Sequence[str | int]) -> None:
-        words = "the name of an input, or a list of names"
-        instance("perturb", perturb, (str, int, Sequence), words)
-        self.perturb = [perturb] if isinstance(perturb, (str, int)) else list(perturb)
-        if not self.perturb:
-            raise ValueError("`perturb` must name at least one input")
-        for name in self.perturb:
-            if isinstance(name, bool) or not isinstance(name, (str, int)):
-                raise ValueError(f"`perturb` must be {words}, got {perturb!r}")
+        names = perturb if isinstance(perturb, Sequence) and not isinstance(perturb, str) else [perturb]
+        if not names or not all(isinstance(name, (str, int)) and not isinstance(name, bool) for name in names):
+            raise ValueError(f"`perturb` must be the name of an input, or a list of names, got {perturb!r}")
+        self.perturb = list(names)
 
     def split(self, inputs: Any) -> SplitInputs:
-        if not isinstance(inputs, Mapping) and (isinstance(inputs, torch.Tensor) or not isinstance(inputs, Sequence)):
+        if not isinstance(inputs, (Mapping, Sequence)):
             raise ValueError(
                 f"`inputs` must be a dictionary or a sequence of tensors for {type(self).__name__}, got "
                 f"{type(inputs).__name__}"
@@ -165,36 +144,29 @@ class _NamedInputs(InputAdapter):
         missing = [name for name in self.perturb if name not in tensors]
         if missing:
             raise ValueError(f"`perturb` names {missing}, the inputs are {list(tensors)}")
-        perturbed = [_images(f"input {name!r}", tensors[name]) for name in self.perturb]
-        first = perturbed[0]
-        for name, image in zip(self.perturb, perturbed, strict=True):
+        perturbed = {name: _images(f"input {name!r}", tensors[name]) for name in self.perturb}
+        first = perturbed[self.perturb[0]]
+        for name, image in perturbed.items():
             if image.shape[2:] != first.shape[2:] or len(image) != len(first) or image.dtype != first.dtype:
                 raise ValueError(
                     f"the perturbed inputs must agree in batch, grid and type: {self.perturb[0]!r} is "
                     f"{tuple(first.shape)} {first.dtype}, {name!r} is {tuple(image.shape)} {image.dtype}"
                 )
-        held_images: dict[Any, torch.Tensor] = {}
-        held_values: dict[Any, torch.Tensor] = {}
-        for name, value in tensors.items():
-            if name in self.perturb:
-                continue
-            if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != len(first):
-                shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-                raise ValueError(
-                    f"held input {name!r} must be a tensor with one row for each of {len(first)} cases, got {shape}"
-                )
-            value = plain(value).to(first.device)
-            on_grid = value.ndim == first.ndim and value.shape[2:] == first.shape[2:]
-            (held_images if on_grid else held_values)[name] = value
+        held = {name: _held(name, value, first) for name, value in tensors.items() if name not in perturbed}
+        on_grid = {
+            name: value
+            for name, value in held.items()
+            if value.ndim == first.ndim and value.shape[2:] == first.shape[2:]
+        }
         channels, start = {}, 0
-        for name, image in [*zip(self.perturb, perturbed, strict=True), *held_images.items()]:
+        for name, image in {**perturbed, **on_grid}.items():
             channels[name] = (slice(start, start + image.shape[1]), image.dtype)
             start += image.shape[1]
         return SplitInputs(
-            images=first if len(perturbed) == 1 else torch.cat(perturbed, dim=1),
+            images=first if len(perturbed) == 1 else torch.cat([*perturbed.values()], dim=1),
             meta=tensors[self.perturb[0]],
-            held_images=torch.cat([first[:, :0], *(image.to(first) for image in held_images.values())], dim=1),
-            held_values=held_values,
+            held_images=torch.cat([first[:, :0], *(image.to(first) for image in on_grid.values())], dim=1),
+            held_values={name: value for name, value in held.items() if name not in on_grid},
             channels=channels,
             names=list(tensors),
         )
@@ -264,8 +236,6 @@ class ArgumentInputs(_NamedInputs):
 
     def __init__(self, perturb: str | int | Sequence[str | int], positional: Sequence[str | int] | None = None) -> None:
         super().__init__(perturb)
-        if isinstance(positional, str):
-            raise ValueError(f"`positional` must be a list of names, got {positional!r}")
         self.positional = None if positional is None else list(positional)
 
     def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
@@ -285,14 +255,21 @@ class ArgumentInputs(_NamedInputs):
         return network(*(inputs[name] for name in positional), *args, **named, **kwargs)
 
 
+def _held(name: Any, value: Any, first: torch.Tensor) -> torch.Tensor:
+    """Check a held input ``(B, ...)``."""
+    if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != len(first):
+        raise ValueError(
+            f"held input {name!r} must be a tensor with one row for each of {len(first)} cases, got {_shape(value)}"
+        )
+    return plain(value).to(first.device)
+
+
 def _images(what: str, images: Any) -> torch.Tensor:
     """Check images ``(B, C, *spatial)``, which errors call ``what``, and return them as a plain tensor."""
     if not isinstance(images, torch.Tensor) or images.ndim not in (4, 5) or not len(images):
-        shape = tuple(images.shape) if isinstance(images, torch.Tensor) else type(images).__name__
-        several = isinstance(images, (Mapping, list, tuple))
         raise ValueError(
-            f"{what} must be images of shape (B, C, H, W) or (B, C, H, W, D), got {shape}"
-            + ("; set the inferer's `inputs` to DictInput or ArgumentInputs for several inputs" if several else "")
+            f"{what} must be images of shape (B, C, H, W) or (B, C, H, W, D), got {_shape(images)}; set the inferer's "
+            "`inputs` to DictInput or ArgumentInputs for several inputs"
         )
     *rows, last = images.shape[1:]
     if last <= 4 and last != 2 and min(rows) >= 16:
@@ -303,3 +280,7 @@ def _images(what: str, images: Any) -> torch.Tensor:
     if not images.is_floating_point():
         raise TypeError(f"{what} must be floating point, got {images.dtype}: scale the images, or call .float()")
     return plain(images)
+
+
+def _shape(value: Any) -> Any:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

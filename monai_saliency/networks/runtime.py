@@ -6,10 +6,8 @@ images, scores and maps stay in float32.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,9 +21,6 @@ __all__ = ["Accelerated", "accelerated", "check_runtime", "plain_network", "runt
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-#: modes under which torch records CUDA graphs, whose outputs the next call overwrites
-_GRAPHS = ("reduce-overhead", "max-autotune")
-_COMPILERS = ("g++", "clang++", "c++", "cl")
 
 #: by network: what ``torch.compile`` made of it. No attribute, which would count as a part of the network
 _compiled: WeakKeyDictionary[Accelerated, Callable[..., Any]] = WeakKeyDictionary()
@@ -40,9 +35,8 @@ def check_runtime(
     """Check the settings of :func:`accelerated`."""
     found: dict[str, Any] = {}
     if amp not in (None, False):
-        words = "false, bf16 or fp16"
         if not isinstance(amp, str) or amp not in _TYPES:
-            raise ValueError(f"`{prefix}amp` must be {words}, got {amp!r}")
+            raise ValueError(f"`{prefix}amp` must be false, bf16 or fp16, got {amp!r}")
         found["amp"] = amp
     if flag(f"{prefix}channels_last", channels_last):
         found["channels_last"] = True
@@ -88,97 +82,64 @@ def accelerated(
     if not found:
         return network
     if isinstance(network, Ensemble):
-        return network.around(lambda members: Accelerated(members, **found))
+        return network.around(lambda members: Accelerated(members, found))
     words = f"a torch module for {' and '.join(prefix + name for name in found)}, which cannot look into anything else"
     instance("network", network, torch.nn.Module, words)
-    return Accelerated(network, **found)
+    return Accelerated(network, found)
 
 
 class Accelerated(torch.nn.Module):
-    """A network that runs faster; :func:`accelerated` makes it."""
+    """A network that runs faster; :func:`accelerated` makes it. ``settings`` holds what is switched on."""
 
-    def __init__(
-        self,
-        network: torch.nn.Module,
-        amp: str | None = None,
-        channels_last: bool = False,
-        compile: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, network: torch.nn.Module, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.network = network
-        self.amp = amp
-        self.channels_last = channels_last
-        self.compiled_with = None if compile is None else dict(compile)
+        self.settings = dict(settings)
         self.training = network.training
         weights = next(network.parameters(), torch.empty(0))
-        self._check(weights.device.type)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What is switched on, by the names of the arguments."""
-        found = {"amp": self.amp, "channels_last": self.channels_last or None, "compile": self.compiled_with}
-        return {name: value for name, value in found.items() if value is not None}
+        if self.settings.get("amp") == "fp16" and weights.device.type == "cpu":
+            # Most have no float16: torch fails there, or takes minutes.
+            raise ValueError("`amp` fp16 cannot be run on the CPU: use bf16")
 
     @property
     def computes_in(self) -> torch.dtype | None:
         """The type in which it computes where that is a coarser one than its parameters'."""
-        return None if self.amp is None else _TYPES[self.amp]
+        return _TYPES.get(self.settings.get("amp", ""))
 
     @property
     def compiles(self) -> bool:
         """Whether another shape of batch costs a compilation."""
-        return self.compiled_with is not None
+        return "compile" in self.settings
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The network's output, in float32 where it computes in half precision."""
+        if "channels_last" in self.settings:
+            inputs, named = tree_map(_channels_last, (inputs, named))
         leaves = [each for each in tree_leaves((inputs, named)) if isinstance(each, torch.Tensor)]
         kind = leaves[0].device.type if leaves else "cpu"
-        self._check(kind)
-        if self.channels_last:
-            inputs, named = tree_map(_channels_last, (inputs, named))
-        with self._autocast(kind):
+        with nullcontext() if self.computes_in is None else torch.autocast(kind, self.computes_in):
             output = self._network()(*inputs, **named)
         return tree_map(self._plain, output)
 
     def _network(self) -> Callable[..., Any]:
-        if self.compiled_with is None or torch.is_grad_enabled():
+        """The network; compiled where no derivative is taken."""
+        if not self.compiles or torch.is_grad_enabled():
             return self.network
         if (found := _compiled.get(self)) is None:
             # One shape is what is run. Were sizes variables, code would be slower and compiled twice.
-            found = _compiled[self] = torch.compile(self.network, **{"dynamic": False, **self.compiled_with})
-        if self._records_graphs:
-            torch.compiler.cudagraph_mark_step_begin()
+            found = _compiled[self] = torch.compile(self.network, **{"dynamic": False, **self.settings["compile"]})
+        torch.compiler.cudagraph_mark_step_begin()
         return found
-
-    @property
-    def _records_graphs(self) -> bool:
-        return (self.compiled_with or {}).get("mode") in _GRAPHS
-
-    def _autocast(self, kind: str) -> AbstractContextManager[Any]:
-        return nullcontext() if self.amp is None else torch.autocast(kind, _TYPES[self.amp])
 
     def _plain(self, value: Any) -> Any:
         """A part of the output as the network alone would give it."""
         if not isinstance(value, torch.Tensor):
             return value
-        if self.amp is not None and value.dtype in (torch.float16, torch.bfloat16):
+        if self.computes_in is not None and value.dtype in _TYPES.values():
             value = value.float()
-        elif self._records_graphs and not torch.is_grad_enabled():
-            value = value.clone()  # of memory that the next call overwrites
-        return value.contiguous() if self.channels_last else value
-
-    def _check(self, kind: str) -> None:
-        """Refuse a kind of device that cannot run it."""
-        if self.amp is not None and not torch.amp.is_autocast_available(kind):
-            raise ValueError(f"`amp` {self.amp} cannot be run on a device of kind {kind}: leave it out")
-        if self.amp == "fp16" and kind == "cpu":  # most have no float16: torch fails there, or takes minutes
-            raise ValueError("`amp` fp16 cannot be run on the CPU: use bf16")
-        inductor = self.compiles and (self.compiled_with or {}).get("backend", "inductor") == "inductor"
-        if inductor and kind == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", ""), *_COMPILERS))):
-            raise ValueError(
-                "`compile` needs a C++ compiler for a network on the CPU, and there is none: install g++, or switch "
-                "`compile` off"
-            )
+        elif self.compiles and not torch.is_grad_enabled():
+            value = value.clone()  # of memory that the next call overwrites, where CUDA graphs are recorded
+        return value.contiguous() if "channels_last" in self.settings else value
 
 
 def plain_network(network: Any) -> Any:
@@ -206,6 +167,5 @@ def _channels_last(value: Any) -> Any:
     if value.shape[1] > 1:
         return value.contiguous(memory_format=torch.channels_last if value.ndim == 4 else torch.channels_last_3d)
     # Of one channel both formats are the same memory, and torch takes it for the usual one unless the strides say so.
-    strides = list(value.contiguous().stride())
-    strides[1] = 1
-    return value.contiguous().as_strided(value.shape, strides)
+    value = value.contiguous()
+    return value.as_strided(value.shape, (value.stride(0), 1, *value.stride()[2:]))

@@ -11,7 +11,8 @@ from monai.inferers import SlidingWindowInferer
 from torch.export import Dim
 
 import monai_saliency as ms
-from monai_saliency.networks import exported_network, load_checkpoint, network_fingerprint, network_of
+from monai_saliency.networks import load_checkpoint, network_fingerprint, network_of
+from monai_saliency.networks.checkpoints import exported_network
 
 TARGET = ms.ClassScore([1], "softmax")
 IMAGE = torch.rand(1, 1, 12, 12, generator=torch.Generator().manual_seed(1))

@@ -90,13 +90,6 @@ def test_float16_on_the_cpu_is_refused() -> None:
         accelerated(network(), amp="fp16")
 
 
-def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monai_saliency.networks.runtime.shutil.which", lambda name: None)
-    with pytest.raises(ValueError, match="`compile` needs a C\\+\\+ compiler"):
-        accelerated(network(), compile=True)
-    assert accelerated(network(), compile=EAGER)(image()).shape == (1, 3)
-
-
 @pytest.mark.parametrize("settings", [{"amp": "bf16"}, {"channels_last": True}, {"compile": EAGER}])
 def test_each_setting_is_a_part_of_the_network(settings: dict[str, Any]) -> None:
     fingerprint, inner = network_fingerprint, torch.nn.Linear(4, 2)
