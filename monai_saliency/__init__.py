@@ -8,6 +8,7 @@ The rooms are modules: ``monai_saliency.metrics``, ``monai_saliency.data``, ... 
 from importlib import import_module
 from typing import Any
 
+from monai_saliency import methods
 from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 from monai_saliency.estimators.dependence import HSICScoring, SobolScoring
@@ -38,29 +39,7 @@ from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, SlidingWindowMasks
 from monai_saliency.masks.supervoxels import OrganSupervoxels, Supervoxels
 from monai_saliency.masks.until import UntilMasks
-from monai_saliency.methods import (
-    channel_occlusion,
-    drise,
-    focused_rise,
-    grad_cam,
-    hierarchical_occlusion,
-    hsic,
-    integrated_gradients,
-    mc_rise,
-    minimal_region,
-    multi_scale_window,
-    patch_windows,
-    random_grid,
-    region_occlusion,
-    rise,
-    sbsm,
-    shapley,
-    sliding_radial,
-    sliding_window,
-    smoothgrad,
-    sobol,
-    squared_difference,
-)
+from monai_saliency.methods import *  # noqa: F403
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.targets import (
     ClassScore,
@@ -129,29 +108,9 @@ __all__ = [
     "SquaredDifferenceScoring",
     "Supervoxels",
     "UntilMasks",
-    "channel_occlusion",
-    "drise",
-    "hierarchical_occlusion",
-    "focused_rise",
-    "grad_cam",
-    "hsic",
-    "integrated_gradients",
-    "mc_rise",
-    "minimal_region",
-    "multi_scale_window",
-    "patch_windows",
-    "random_grid",
-    "region_occlusion",
-    "rise",
-    "sbsm",
-    "shapley",
     "shapley_values",
-    "sliding_radial",
-    "sliding_window",
-    "smoothgrad",
-    "sobol",
-    "squared_difference",
 ]
+__all__ += methods.__all__
 
 _ROOMS = ("bundle", "distributed", "engines", "handlers", "metrics", "visualize", "xaitk")
 

@@ -102,7 +102,7 @@ METHODS: list[Row] = [
     ),
     ("batch size True", lambda: window(mask_batch_size=True), r"`mask_batch_size` must be a whole number .*, got True"),
     ("per_channel is a word", lambda: window(per_channel="no"), r"`per_channel` must be True or False, got 'no'"),
-    ("window unit", lambda: window(window_unit="cm"), r"`window_unit` must be 'voxel' or 'mm', got 'cm'"),
+    ("window unit", lambda: window(window_unit="cm"), r"`unit` must be one of .'mm', 'voxel'.*got 'cm'"),
     (
         "p1 of another",
         lambda: inferer(ms.RISEMasks(9, p1=0.3), ms.RISEScoring(0.5)),
@@ -134,7 +134,7 @@ MASKS: list[Row] = [
         r"`divide` must be a whole number of at least 1",
     ),
     ("cell 0", lambda: ms.RandomGridMasks(9, 0), r"`cell_size` must be a whole number of at least 1, got 0"),
-    ("cell unit", lambda: ms.random_grid(target=TARGET, window_unit="cm"), r"`window_unit` must be 'voxel' or 'mm'"),
+    ("cell unit", lambda: ms.random_grid(target=TARGET, window_unit="cm"), r"`unit` must be one of"),
     ("radius 0", lambda: ms.SlidingRadialMasks(0), r"`radius` must be a number above 0, got 0"),
     ("radial stride", lambda: ms.SlidingRadialMasks(5, 2.5), r"`stride` must be a whole number .*, got 2\.5"),
     ("radial blur", lambda: ms.SlidingRadialMasks(5, 2, -1), r"`sigma` must be at least 0, .*, got -1"),

@@ -23,9 +23,7 @@ def integrated_gradients(
 
     Args:
         steps: points on the way from the fill to the image.
-        target: which number is explained.
         estimator: there is none; leave it out.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
         ValueError: for an estimator.
@@ -60,9 +58,7 @@ def smoothgrad(
         seed: of the noise.
         reading: ``"times_input"``, ``"absolute"`` (as in the paper's pictures) or ``"signed"``, see
             :class:`~monai_saliency.gradients.SmoothGrad`.
-        target: which number is explained.
         estimator: there is none; leave it out.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
         ValueError: for an estimator.
@@ -88,9 +84,7 @@ def grad_cam(
     Args:
         target_layer: the layer's name; by default the last of the coarsest layers, see
             :class:`~monai_saliency.gradients.GradCAM`.
-        target: which number is explained.
         estimator: there is none; leave it out.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
         ValueError: for an estimator.

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.dependence import HSICScoring, SobolScoring
 from monai_saliency.estimators.regression import RegressionScoring
-from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.rise import DRISEScoring, MCRISEScoring, RISEScoring
+from monai_saliency.fills.constant import fill_in_unit
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import IndependentChannelMasks
 from monai_saliency.masks.focused import FocusedMasks
-from monai_saliency.masks.rise import RandomGridMasks, RISEMasks
+from monai_saliency.masks.grid import GridMasks, SobolMasks
+from monai_saliency.masks.rise import MCRISEMasks, RandomGridMasks, RISEMasks
 from monai_saliency.masks.until import UntilMasks
-from monai_saliency.methods.checks import check_unit, most_masks
 from monai_saliency.targets import Target
-from monai_saliency.utils.arguments import flag
+from monai_saliency.utils.arguments import flag, whole_number
 from monai_saliency.utils.patch_grid import sliding_inferer
 
-__all__ = ["rise", "random_grid", "focused_rise"]
+__all__ = ["rise", "focused_rise", "random_grid", "mc_rise", "drise", "hsic", "sobol"]
+
+Fill = float | Sequence[float] | Callable[[torch.Tensor], torch.Tensor]
 
 
 def rise(
@@ -51,12 +57,7 @@ def rise(
         until: stop when the map agrees so well with one of as many other masks, by the correlation of its two halves,
             above 0 and below 1 (:class:`~monai_saliency.UntilMasks`). By default all masks are scored.
         budget: the largest number of masks with ``until``, 4000 by default.
-        target: which number is explained.
         estimator: ``RISEScoring(p1, form)`` by default.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
-
-    Raises:
-        ValueError: for settings out of range or that contradict each other.
 
     Example::
 
@@ -103,12 +104,7 @@ def random_grid(
         form: ``"centred"``, ``"debiased"`` or ``"plain"``, as for :func:`rise`.
         until: stop when the map agrees so well with one of as many other masks, as for :func:`rise`.
         budget: the largest number of masks with ``until``, 4000 by default.
-        target: which number is explained.
         estimator: ``RISEScoring(p1, form)`` by default.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
-
-    Raises:
-        ValueError: for settings out of range or that contradict each other.
 
     Example::
 
@@ -119,7 +115,6 @@ def random_grid(
         >>> bool(saliency[0, 0, 5:7, 5:7].mean() > 0.1), bool(saliency[0, 0, 0, 0] < 0.1)
         (True, True)
     """
-    check_unit(window_unit)
     most = most_masks(1000 if num_masks is None else num_masks, until, budget)
     masks: Masks = RandomGridMasks(most, cell_size, p1, seed, window_unit)
     masks = IndependentChannelMasks(masks) if flag("per_channel", per_channel) else masks
@@ -154,9 +149,7 @@ def focused_rise(
         until: more masks of the second half until the map agrees so well with one of as many other masks, as for
             :func:`rise`.
         budget: the largest number of random masks with ``until``, 4000 by default.
-        target: which number is explained.
         estimator: ``RegressionScoring()`` by default.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
         ValueError: for settings out of range, or when ``budget`` is given without ``until``.
@@ -175,3 +168,171 @@ def focused_rise(
     count = 340 if num_masks is None else num_masks
     masks = FocusedMasks(regression, count, p1, seed, cuts, until, most_masks(count, until, budget))
     return PerturbationInferer(masks, target, estimator or regression, **settings)
+
+
+def mc_rise(
+    num_masks: int = 1000,
+    grid_size: int | Sequence[int] = 8,
+    p1: float = 0.5,
+    seed: int = 0,
+    more_fills: Sequence[Fill] | float = (1.0,),
+    form: str = "centred",
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """MC-RISE (Hatakeyama et al., ACCV 2020): random masks whose hidden cells take one of several fills, such as
+    colours, and for each fill a map of how far the image supports the score against it.
+
+    Args:
+        num_masks: how many masks. Each fill is seen in a share of them, so more fills need more masks.
+        grid_size: cells along each axis, one number or one per axis: finer cells, finer maps, more masks needed.
+        p1: probability above 0 and below 1 that a cell is kept.
+        seed: of the random masks.
+        more_fills: fills beside ``fill``, which is the first one: each a number, one number per channel such as
+            ``[[1, 0, 0], [0, 1, 0]]``, or a fill such as ``BlurFill()``.
+        form: ``"centred"``, or a published form for comparison: ``"debiased"`` or ``"xaitk"``, of the other sign
+            (:class:`~monai_saliency.MCRISEScoring`).
+        estimator: ``MCRISEScoring(p1, form)`` by default.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = mc_rise(200, grid_size=2, more_fills=(5.0,), target=ClassScore([0], "none"))
+        >>> maps = explain(torch.ones(1, 1, 4, 4), lambda images: images.flatten(1).mean(1, True))
+        >>> maps.mean((2, 3)).sign().tolist()  # zeros lower this score, fives raise it
+        [[1.0, -1.0]]
+    """
+    given = more_fills if isinstance(more_fills, (list, tuple)) else [more_fills]
+    fills = [fill_in_unit(each, id="more_fills") for each in given]
+    masks = MCRISEMasks(num_masks, fills, grid_size, p1, seed)
+    return PerturbationInferer(masks, target, estimator or MCRISEScoring(p1, form), **settings)
+
+
+def drise(
+    num_masks: int | None = None,
+    grid_size: int | Sequence[int] = 8,
+    p1: float = 0.5,
+    seed: int = 0,
+    form: str = "centred",
+    until: float | None = None,
+    budget: int | None = None,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """D-RISE (Petsiuk et al., CVPR 2021): random masks, and how well a box is found while a voxel is kept.
+
+    How well a box is found is the target's: ``DetectionScore()`` explains the boxes that the detector finds in the
+    unperturbed image, each by its own map. The paper takes 5000 masks of 16 x 16 cells.
+
+    Args:
+        num_masks: how many masks, as for :func:`rise`.
+        grid_size: cells along each axis, one number or one per axis: finer cells, finer maps, more masks needed.
+        p1: probability in (0, 1] that a cell is kept.
+        seed: of the random masks.
+        form: ``"centred"``, or the published ``"plain"`` for comparison (:class:`~monai_saliency.DRISEScoring`).
+        until: stop when the map agrees so well with one of as many other masks, as for :func:`rise`.
+        budget: the largest number of masks with ``until``, 4000 by default.
+        target: which number is explained, best a :class:`~monai_saliency.DetectionScore`.
+        estimator: ``DRISEScoring(form)`` by default.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import DetectionScore
+        >>> def detector(images):  # one box, as sure as the pixels in it are bright
+        ...     box, label = torch.tensor([[2.0, 2.0, 6.0, 6.0]]), torch.tensor([0])
+        ...     bright = images[:, :, 2:6, 2:6].mean((2, 3))
+        ...     return [{"boxes": box, "labels": label, "scores": each} for each in bright]
+        >>> saliency = drise(200, grid_size=4, target=DetectionScore(threshold=0.5))(torch.ones(1, 1, 8, 8), detector)
+        >>> bool(saliency[0, 0, 4, 4] > saliency[0, 0, 0, 0])
+        True
+    """
+    most = most_masks(1000 if num_masks is None else num_masks, until, budget)
+    masks: Masks = RISEMasks(most, grid_size, p1, seed)
+    estimator = estimator or DRISEScoring(form)
+    masks = masks if until is None else UntilMasks(masks, estimator, until, num_masks)
+    return PerturbationInferer(masks, target, estimator, **settings)
+
+
+def hsic(
+    num_masks: int = 1000,
+    grid_size: int | Sequence[int] = 8,
+    seed: int = 0,
+    regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    by_label: bool = False,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """HSIC attribution (Novello, Fel and Vigouroux, NeurIPS 2022): random grids, and how strongly the score depends on
+    whether a cell is kept. The value has no sign and is not in the score's unit.
+
+    Args:
+        num_masks: how many grids, each cell kept with probability 1/2.
+        grid_size: cells along each axis, one number or one per axis.
+        seed: of the random grids.
+        regions: makes regions of an image instead of cells, such as ``Supervoxels(200)``.
+        by_label: take the regions of the case's label map instead of cells.
+        estimator: ``HSICScoring()`` by default.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = hsic(300, grid_size=4, target=ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 8, 8), lambda images: images[:, :, 2:4, 4:6].mean((2, 3)))
+        >>> bool(saliency[0, 0, 3, 5] == saliency.max())
+        True
+    """
+    masks = GridMasks(num_masks, grid_size, 0.5, seed, regions, flag("by_label", by_label))
+    return PerturbationInferer(masks, target, estimator or HSICScoring(), **settings)
+
+
+def sobol(
+    num_designs: int = 32,
+    grid_size: int | Sequence[int] | None = None,
+    seed: int = 0,
+    regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    by_label: bool = False,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Total Sobol indices (Fel et al., NeurIPS 2021): cells dimmed by a design of random numbers, and the share of the
+    score's variance that each has a part in, alone or with others. It takes ``num_designs * (cells + 2)`` forwards.
+
+    Args:
+        num_designs: how many designs, at least 2, best a power of 2.
+        grid_size: cells along each axis, one number or one per axis; 8 in 2D and 4 in 3D by default.
+        seed: of the designs.
+        regions: makes regions of an image instead of cells, such as ``Supervoxels(40)``.
+        by_label: take the regions of the case's label map instead of cells.
+        estimator: ``SobolScoring()`` by default.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = sobol(32, grid_size=2, target=ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 4, 4), lambda images: images[:, :, :2, :2].mean((2, 3)))
+        >>> saliency[0, 0].round(decimals=1).tolist()
+        [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+    """
+    masks = SobolMasks(num_designs, grid_size, seed, regions, flag("by_label", by_label))
+    return PerturbationInferer(masks, target, estimator or SobolScoring(), **settings)
+
+
+def most_masks(count: Any, until: float | None, budget: int | None) -> Any:
+    """The largest number of random masks: ``count``, or the budget of ``until``."""
+    if until is not None:
+        return whole_number("budget", 4000 if budget is None else budget, 1)
+    if budget is not None:
+        raise ValueError(f"`budget` {budget} is the largest number of masks under `until`: give `until` too")
+    return count

@@ -18,7 +18,7 @@ from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 from monai_saliency.masks.until import UntilMasks
-from monai_saliency.methods.checks import most_masks
+from monai_saliency.methods.random_masks import most_masks
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag, whole_number
 from monai_saliency.utils.patch_grid import sliding_inferer
@@ -61,9 +61,7 @@ def region_occlusion(
         budget: the largest number of random sets with ``until``, 4000 by default.
         smooth: width in voxels over which the edge of a region rises, one number or one per axis; crisp by default.
             With it, a map changes inside a region, near its edge.
-        target: which number is explained.
         estimator: by default ``OcclusionScoring()``, or ``RISEScoring(p1)`` with ``num_coalitions``.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
         ValueError: when a number is not a whole number of at least 1, both ``regions`` and ``num_supervoxels`` are
@@ -98,9 +96,7 @@ def channel_occlusion(*, target: Target, estimator: Estimator | None = None, **s
     """Occlusion of one whole channel at a time: which modality? One forward each.
 
     Args:
-        target: which number is explained.
         estimator: ``OcclusionScoring()`` by default. The map of a channel is flat: the score's fall, everywhere.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Example::
 
@@ -153,9 +149,7 @@ def shapley(
         per_channel: whether each channel of each region has a value of its own, and a map for each channel.
         interactions: whether an estimate looks for interactions of three regions too (OddSHAP, arXiv 2602.01399):
             more exact from ten sets for each region on, where few regions act together or the score saturates.
-        target: which number is explained.
         estimator: ``ShapleyScoring(interactions)`` by default.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
         ValueError: when a number is not a whole number of at least 1, or both ``regions`` and ``num_supervoxels``

@@ -23,7 +23,6 @@ from monai_saliency.masks.hierarchical import HierarchicalMasks, RegionHierarchy
 from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, PatchWindowMasks, SlidingWindowMasks
-from monai_saliency.methods.checks import check_unit
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag
 from monai_saliency.utils.patch_grid import sliding_inferer
@@ -59,12 +58,7 @@ def sliding_window(
         window_unit: of both: ``"voxel"`` (of the network's input) or ``"mm"``.
         per_channel: hide one channel at a time, and make a map for each channel.
         smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
-        target: which number is explained.
         estimator: ``OcclusionScoring()`` by default.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
-
-    Raises:
-        ValueError: when ``window_unit`` is another word.
 
     Example::
 
@@ -74,7 +68,6 @@ def sliding_window(
         >>> explain(torch.ones(1, 1, 2, 4), lambda images: images.flatten(1).sum(1, True)).tolist()
         [[[[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]]]
     """
-    check_unit(window_unit)
     masks: Masks = SlidingWindowMasks(window_size, stride, window_unit, smooth)
     masks = ChannelMasks(masks) if flag("per_channel", per_channel) else masks
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
@@ -102,12 +95,7 @@ def multi_scale_window(
         window_unit: of both: ``"voxel"`` (of the network's input) or ``"mm"``.
         per_channel: hide one channel at a time, and make a map for each channel.
         smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
-        target: which number is explained.
         estimator: ``OcclusionScoring()`` by default.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
-
-    Raises:
-        ValueError: when ``window_unit`` is another word.
 
     Example::
 
@@ -118,7 +106,6 @@ def multi_scale_window(
         >>> bool(saliency[0, 0, 5, 10] == saliency.max())
         True
     """
-    check_unit(window_unit)
     masks: Masks = MultiScaleWindowMasks(window_size, levels, stride, window_unit, smooth)
     masks = ChannelMasks(masks) if flag("per_channel", per_channel) else masks
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
@@ -142,9 +129,7 @@ def patch_windows(
             lie.
         divide: windows for each step from patch to patch along each axis: 2 halves their edges, for a finer map. By
             default as many as cost at most 50 predictions of the image.
-        target: which number is explained.
         estimator: ``OcclusionScoring()`` by default.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Example::
 
@@ -191,9 +176,7 @@ def hierarchical_occlusion(
         smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
         regions: makes the regions of the first level from an image, such as ``Supervoxels(50)``; ``"label_map"`` for
             those of the case's label map. By default the first level is windows.
-        target: which number is explained.
         estimator: ``HierarchicalScoring()`` by default.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
         ValueError: when ``window_unit`` or ``regions`` is another word.
@@ -207,7 +190,6 @@ def hierarchical_occlusion(
         >>> divmod(int(saliency.argmax()), 16)
         (5, 10)
     """
-    check_unit(window_unit)
     if isinstance(regions, str) and regions != "label_map":
         raise ValueError(f"`regions` must be 'label_map' or a function of an image, got {regions!r}")
     cuts = sliding_inferer(settings.get("inferer"))
@@ -242,9 +224,7 @@ def minimal_region(
         levels: how many sizes, each half as long as the one before.
         keep: share of a level's windows that is refined.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
-        target: which number is explained.
         estimator: ``MinimalRegionScoring()`` by default.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Example::
 
@@ -255,7 +235,6 @@ def minimal_region(
         >>> float(saliency.sum()), float(saliency[0, 0, 5, 10])
         (1.0, 1.0)
     """
-    check_unit(window_unit)
     masks = MinimalMasks(share, window_size, levels, keep, window_unit, sliding_inferer(settings.get("inferer")))
     return PerturbationInferer(masks, target, estimator or MinimalRegionScoring(), **settings)
 
@@ -279,12 +258,7 @@ def sliding_radial(
         sigma: standard deviation of the Gaussian that blurs a mask, one number or one per axis; crisp by default.
         window_unit: of all three: ``"voxel"`` (of the network's input) or ``"mm"``.
         per_channel: hide one channel at a time, and make a map for each channel.
-        target: which number is explained.
         estimator: ``OcclusionScoring()`` by default.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
-
-    Raises:
-        ValueError: when ``window_unit`` is another word, or a size is out of range.
 
     Example::
 
@@ -295,7 +269,6 @@ def sliding_radial(
         >>> divmod(int(saliency.argmax()), 9)
         (4, 6)
     """
-    check_unit(window_unit)
     masks: Masks = SlidingRadialMasks(radius, stride, sigma, window_unit)
     masks = ChannelMasks(masks) if flag("per_channel", per_channel) else masks
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
@@ -321,12 +294,7 @@ def squared_difference(
         stride: step from centre to centre, one number or one per axis; the radius by default.
         sigma: standard deviation of the Gaussian that blurs a mask, one number or one per axis; crisp by default.
         window_unit: of all three: ``"voxel"`` (of the network's input) or ``"mm"``.
-        target: which number is explained.
         estimator: ``SquaredDifferenceScoring()`` by default.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
-
-    Raises:
-        ValueError: when ``window_unit`` is another word, or a size is out of range.
 
     Example::
 
@@ -337,7 +305,6 @@ def squared_difference(
         >>> divmod(int(saliency.argmax()), 7), float(saliency.min())
         ((3, 4), 0.0)
     """
-    check_unit(window_unit)
     masks = SlidingRadialMasks(radius, stride, sigma, window_unit)
     return PerturbationInferer(masks, target, estimator or SquaredDifferenceScoring(), **settings)
 
@@ -365,10 +332,6 @@ def sbsm(
         smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
         target: which number is explained, best an :class:`~monai_saliency.EmbeddingSimilarity`.
         estimator: ``SimilarityScoring()`` by default.
-        settings: shared by all methods, see :mod:`monai_saliency.methods`.
-
-    Raises:
-        ValueError: when ``window_unit`` is another word.
 
     Example::
 
@@ -379,6 +342,5 @@ def sbsm(
         >>> bool(saliency[0, 0, 0, 0] > saliency[0, 0, 0, 3] > 0)
         True
     """
-    check_unit(window_unit)
     masks = SlidingWindowMasks(window_size, stride, window_unit, smooth)
     return PerturbationInferer(masks, target, estimator or SimilarityScoring(), **settings)
