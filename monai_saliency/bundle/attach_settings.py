@@ -121,7 +121,7 @@ class AttachSettings:
         fill_in_unit(self.fill, self.fill_unit, Compose(), id=f"{self.prefix}fill")
         settings = dict(self.others)
         self._written = {name: settings.pop(name) for name in writer_settings() if name in settings}
-        self._written |= {"key": self.key, "image_key": NETWORK_INPUT, "prefix": self.prefix, "report": self.report}
+        self._written |= {"key": self.key, "image_key": NETWORK_INPUT, "report": self.report}
         self.writers(".")  # wrong settings are refused before the first forward
         made = self.label_key is None and settings.get("regions") is None
         self.choice = MethodChoice(self.method, settings, {"num_supervoxels": 100} if made else {}, self.prefix)

@@ -18,7 +18,7 @@ from monai_saliency.utils.arguments import require
 from monai_saliency.utils.boxes import everywhere
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["NNUNetPreprocessD", "NNUNetPreprocessDict", "NNUNetPreprocessd"]
+__all__ = ["NNUNetPreprocessd"]
 
 
 class NNUNetPreprocessd(MapTransform, InvertibleTransform):
@@ -54,8 +54,6 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         self.plans = dict(plans)
         self.dataset_json = dict(dataset_json)
         self.configuration = configuration
-        # The axes of the image in the order in which nnU-Net gets them: its readers give them as z, y, x.
-        self.axes = [2, 1, 0]
         # A cache keeps what this version made.
         self.version = version("nnunetv2")
 
@@ -71,10 +69,6 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
             d[key] = self._back(d[key])
         return d
 
-    @property
-    def _axes_behind_channels(self) -> tuple[int, ...]:
-        return 0, *(axis + 1 for axis in self.axes)  # its own inverse
-
     def _managers(self) -> tuple[Any, Any]:
         handler = require("nnunetv2.utilities.plans_handling.plans_handler", extra="nnunet")
         plans = handler.PlansManager(dict(self.plans))
@@ -85,10 +79,10 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         affine = image.affine.numpy(force=True).astype(np.float64)
         if image.ndim != 4:
             raise ValueError(f"nnU-Net's preprocessing takes scans (C, x, y, z), got {tuple(image.shape)}")
-        array = plain(image).permute(self._axes_behind_channels).numpy(force=True)
+        array = plain(image).permute(0, 3, 2, 1).numpy(force=True)
         spacing = _spacing(image, affine)
-        order = [self.axes[axis] for axis in plans.transpose_forward]
-        properties: dict[str, Any] = {"spacing": [spacing[axis] for axis in self.axes]}
+        order = [2 - axis for axis in plans.transpose_forward]
+        properties: dict[str, Any] = {"spacing": spacing[::-1]}
         made = settings.preprocessor_class(verbose=False).run_case_npy(
             np.ascontiguousarray(array, dtype=np.float32), None, properties, plans, settings, dict(self.dataset_json)
         )
@@ -128,30 +122,19 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
             values = torch.as_tensor(found).to(values)
         whole = values.new_zeros(len(values), *info["before"])
         whole[everywhere(tuple(slice(*side) for side in info["box"]))] = values
-        whole = (
-            whole.permute(0, *(axis + 1 for axis in plans.transpose_backward))
-            .permute(self._axes_behind_channels)
-            .contiguous()
-        )
-        out = MetaTensor(whole, meta=image.meta, applied_operations=image.applied_operations)
+        whole = whole.permute(0, *(axis + 1 for axis in plans.transpose_backward)).permute(0, 3, 2, 1)
+        out = MetaTensor(whole.contiguous(), meta=image.meta, applied_operations=image.applied_operations)
         out.affine = torch.as_tensor(info["affine"], dtype=torch.float64)
         return out
 
 
-def _pixdim(image: MetaTensor) -> list[float]:
-    """The voxel sizes in mm that a NIfTI header lists, where there is one."""
-    return np.asarray(image.meta.get("pixdim", ()), dtype=np.float64).reshape(-1)[1:4].tolist()
-
-
 def _spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:
-    """The voxel sizes in mm, by axis."""
+    """The voxel sizes in mm by axis, as the header lists them where it does."""
+    pixdim = np.asarray(image.meta.get("pixdim", ()), dtype=np.float64).reshape(-1)[1:4].tolist()
     # MONAI's ITKReader has them as `spacing`.
-    listed = _pixdim(image) or np.asarray(image.meta.get("spacing", ()), dtype=np.float64).reshape(-1).tolist()
+    listed = pixdim or np.asarray(image.meta.get("spacing", ()), dtype=np.float64).reshape(-1).tolist()
     found = []
     for size in nib.affines.voxel_sizes(affine)[:3].tolist():
         nearest = min(listed, key=lambda each: abs(each - size), default=size)  # the axes may have been turned
         found.append(nearest if abs(nearest - size) <= 1e-4 * size else size)
     return found
-
-
-NNUNetPreprocessD = NNUNetPreprocessDict = NNUNetPreprocessd

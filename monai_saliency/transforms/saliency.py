@@ -137,13 +137,11 @@ class Saliencyd(MapTransform):
         self.label_key = label_key
         self.held_keys = ensure_tuple(held_keys)
         self.names = tuple(f"{key}_saliency" for key in self.keys) if names is None else ensure_tuple(names)
-        if not len(set(self.names)) == len(self.names) == len(self.keys):
-            raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {self.names}")
         errors = () if standard_error_names is None else ensure_tuple(standard_error_names)
-        if errors and not len({*errors, *self.names}) == 2 * len(self.keys):
+        places = [*self.names, *errors]
+        if len(self.names) != len(self.keys) or len(set(places)) != len(self.keys) * (2 if errors else 1):
             raise ValueError(
-                f"`standard_error_names` must name one place for each of the keys {self.keys}, other than those of the "
-                f"maps {self.names}, got {errors}"
+                f"`names` and `standard_error_names` must name one place for each of the keys {self.keys}, got {places}"
             )
         self.standard_error_names = errors or (None,) * len(self.keys)
         self.saliency = Saliency(network, inferer, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 #: where a case holds the image on whose grid its maps lie, if that is not the scan's
 GRID_KEY = "saliency_grid"
-# Bytes of the NIfTI header, without the zero at their end.
-_INTENT_NAME, _DESCRIPTION = 15, 79
 
 
 @dataclass(frozen=True)
@@ -123,10 +121,10 @@ class SaveSaliencyd(MapTransform):
 
     For a case ``folder/stem`` the files are ``<output_dir>/folder/stem_<key>.nii.gz`` and ``.png`` (or ``.svg``). The
     NIfTI file is float32, ``(*spatial)`` or ``(*spatial, K)`` for several maps, with the scan's own header (affine,
-    sform and qform codes, units). Its intent is ``estimate`` under the key's name, its description what the values are,
-    and ``cal_min`` and ``cal_max`` end at the largest absolute value, which is the window that viewers that read them,
-    such as FSLeyes, show at first: give it a diverging colour map there. Each file is written completely or not at all.
-    The item gets the key ``<key>_path`` with the path of the NIfTI file.
+    sform and qform codes, units). Its intent is ``estimate`` under the key's name, and ``cal_min`` and ``cal_max`` end
+    at the largest absolute value: the window that viewers such as FSLeyes show at first. Give it a diverging colour map
+    there. Each file is written completely or not at all. The item gets the key ``<key>_path`` with the path of the
+    NIfTI file.
 
     What an earlier run has written of the case under these keys, and is not written now, is removed.
 
@@ -218,7 +216,7 @@ class SaveSaliencyd(MapTransform):
             path, picture = (self._path(case, key, ending) for ending in ("nii.gz", self.picture_format))
             written += [path, picture] if self.picture else [path]
             with atomic_path(path) as temporary:
-                nib.save(_on_grid(grid, maps, str(key), legends), temporary)
+                nib.save(_on_grid(grid, maps, str(key)), temporary)
             if self.picture or self.report:
                 self._show(d, key, maps, grid, legends)
             d[f"{key}_path"] = str(path)
@@ -331,7 +329,7 @@ def _gray(voxels: np.ndarray, dims: int, colours: bool) -> np.ndarray:
     return voxels.mean(axis=-1) if colours else voxels.reshape(*voxels.shape[:dims], -1)[..., 0]
 
 
-def _on_grid(grid: _Grid, maps: np.ndarray, key: str, legends: Sequence[Legend]) -> nib.Nifti1Image:
+def _on_grid(grid: _Grid, maps: np.ndarray, key: str) -> nib.Nifti1Image:
     """Maps ``(K, *spatial)`` as an image on a grid, with the scan's header where it is NIfTI."""
     header = grid.header or nib.Nifti1Header()
     image = nib.Nifti1Image(maps[0] if len(maps) == 1 else np.moveaxis(maps, 0, -1), grid.affine, header)
@@ -343,8 +341,5 @@ def _on_grid(grid: _Grid, maps: np.ndarray, key: str, legends: Sequence[Legend])
     finite = np.nan_to_num(maps, posinf=0, neginf=0)
     header["cal_max"] = np.abs(finite).max()
     header["cal_min"] = -header["cal_max"] if finite.min() < 0 else 0
-    header.set_intent("estimate", name=key.encode("ascii", "replace").decode()[:_INTENT_NAME])
-    is_map = not key.endswith("standard_error")
-    words = " / ".join(dict.fromkeys(legend.words for legend in legends)) if is_map else key.replace("_", " ")
-    header["descrip"] = words.encode("ascii", "replace")[:_DESCRIPTION]
+    header.set_intent("estimate", name=key.encode("ascii", "replace").decode()[:15])  # bytes that the header has
     return image

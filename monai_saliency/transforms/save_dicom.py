@@ -34,7 +34,7 @@ __all__ = ["SaveDicomd", "save_parametric_map", "save_secondary_capture"]
 
 _NAME = "monai-saliency"
 _MAPS, _CAPTURES = 9100, 9200  # series numbers
-_TOWARDS = (("L", "R"), ("P", "A"), ("H", "F"))  # of DICOM's axes, up and down
+_TOWARDS = (("L", "R"), ("P", "A"), ("F", "H"))  # where the axes of nibabel lead, down and up
 
 
 class SaveDicomd(MapTransform):
@@ -129,7 +129,7 @@ class SaveDicomd(MapTransform):
 
 
 def save_parametric_map(
-    path: str | Path, saliency: MetaTensor, files: Sequence[str | Path], unit: str = "1", label: str = "saliency map"
+    path: str | Path, saliency: MetaTensor, files: Sequence[str | Path], label: str = "saliency map"
 ) -> None:
     """Write one map as a DICOM Parametric Map, whole or not at all.
 
@@ -140,7 +140,6 @@ def save_parametric_map(
         path: the file to write, ``*.dcm``.
         saliency: the map ``(1, columns, rows, slices)`` on the series' own grid, in float32 or float64, which stays.
         files: the series that was explained.
-        unit: the map's unit as a UCUM code: ``"1"``, or the score's unit.
         label: what the map shows, at most 64 characters.
 
     Raises:
@@ -156,9 +155,9 @@ def save_parametric_map(
     hd, codes = (require(name, "dicom") for name in ("highdicom", "pydicom.sr.coding"))
     found = _OnSeries.of(saliency, files)
     slices, frames = found.slices, found.frames
-    series, uid = (found.uid(what, label, unit) for what in ("series", "object"))
+    series, uid = (found.uid(what, label) for what in ("series", "object"))
 
-    code = codes.Code(unit, "UCUM", "no units" if unit == "1" else unit)
+    code = codes.Code("1", "UCUM", "no units")
     low, high = float(frames.min()), float(frames.max())
     mapping = hd.pm.RealWorldValueMapping(label[:16], label, code, (low, high), slope=1.0, intercept=0.0)
     window = hd.VOILUTTransformation(window_center=(low + high) / 2, window_width=max(high - low, 1e-6))
@@ -231,7 +230,7 @@ def save_secondary_capture(
             number,
             _NAME,
             pixel_spacing=tuple(map(float, source.PixelSpacing)),
-            patient_orientation=_towards(source),
+            patient_orientation=found.towards,
             transfer_syntax_uid=pydicom.uid.ExplicitVRLittleEndian,
         )
         made.SeriesDescription = label
@@ -254,14 +253,6 @@ def _window(found: _OnSeries) -> tuple[float, float]:
     return (middle - width / 2, middle + width / 2) if width > 0 else gray_window(found.scan)
 
 
-def _towards(source: Any) -> tuple[str, str]:
-    """Where a slice's rows and columns lead, in DICOM's letters."""
-    along = np.array(source.ImageOrientationPatient, float).reshape(2, 3)
-    axes = np.abs(along).argmax(axis=1)
-    first, second = (_TOWARDS[axis][int(each[axis] < 0)] for each, axis in zip(along, axes, strict=True))
-    return first, second
-
-
 @dataclass(frozen=True)
 class _OnSeries:
     """A map on the grid of the series that was explained: pydicom's slices, and arrays ``(slices, rows, columns)``."""
@@ -270,6 +261,7 @@ class _OnSeries:
     scan: np.ndarray
     frames: np.ndarray
     turn: np.ndarray
+    towards: tuple[str, str]
 
     @staticmethod
     def of(saliency: MetaTensor, files: Sequence[str | Path]) -> _OnSeries:
@@ -293,7 +285,7 @@ class _OnSeries:
         if not np.isfinite(values).all():
             raise AdviceError("the map has NaN or infinite values, which a Parametric Map cannot show")
         scan, frames = (np.ascontiguousarray(each.transpose(2, 1, 0)) for each in (volume.numpy(), values[0]))
-        return _OnSeries(slices, scan, frames, turn)
+        return _OnSeries(slices, scan, frames, turn, nib.aff2axcodes(volume.affine.numpy(), _TOWARDS)[:2])
 
     def as_frames(self, values: np.ndarray) -> np.ndarray:
         """An array on the map's grid ``(1, *spatial)``, such as its standard error, turned to the frames."""

@@ -17,8 +17,7 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.tables import REGION_COLUMNS, CaseTable
 from monai_saliency.transforms.save import GRID_KEY, SaveSaliencyd, error_key
 from monai_saliency.transforms.save_dicom import SaveDicomd
-from monai_saliency.utils.arguments import a_path, check_option, flag, positive_or_none
-from monai_saliency.visualize.pictures import PICTURE_FORMATS
+from monai_saliency.utils.arguments import a_path, flag
 
 __all__ = ["SaveRegionsd", "case_writers", "region_rows", "writer_settings"]
 
@@ -28,7 +27,6 @@ def case_writers(
     key: str = "saliency",
     image_key: str = CommonKeys.IMAGE,
     cases: Sequence[str] | None = None,
-    prefix: str = "",
     *,
     picture: bool = True,
     picture_format: str = "png",
@@ -46,7 +44,6 @@ def case_writers(
         key: the key of the map ``(K, *spatial)``, and the ending of its files' names.
         image_key: the key of the network's input, for the volumes of regions.
         cases: the names of the cohort's cases, for ``regions.csv``; None keeps the rows of others.
-        prefix: what precedes the settings' names in a config, for errors.
         picture: whether to draw pictures.
         picture_format: of these, ``"png"`` or ``"svg"``.
         picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
@@ -64,14 +61,13 @@ def case_writers(
         >>> [type(step).__name__ for step in case_writers("maps").transforms]
         ['SaveSaliencyd', 'SaveSaliencyd', 'SaveRegionsd']
     """
-    drawn: dict[str, Any] = {"picture": picture, "scale": positive_or_none(f"{prefix}picture_scale", picture_scale)}
-    drawn["picture_format"] = check_option(f"{prefix}picture_format", picture_format, PICTURE_FORMATS)
+    drawn: dict[str, Any] = {"picture": picture, "scale": picture_scale, "picture_format": picture_format}
     folder = a_path("output_dir", output_dir)
     on_grid: dict[str, Any] = {"output_dir": folder, "grid_key": GRID_KEY}
     return Compose(
         [
             SaveSaliencyd(key, **on_grid, **drawn, report=report),
-            *([SaveDicomd(key, **on_grid, scale=picture_scale)] if flag(f"{prefix}dicom", dicom) else []),
+            *([SaveDicomd(key, **on_grid, scale=picture_scale)] if flag("dicom", dicom) else []),
             SaveSaliencyd([error_key(key), "disagreement"], **on_grid, picture=False, allow_missing_keys=True),
             SaveRegionsd(
                 folder / "regions.csv", names=region_names, image_key=image_key, cases=cases, allow_missing_keys=True
