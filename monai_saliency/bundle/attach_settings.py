@@ -152,7 +152,6 @@ class AttachSettings:
             mask_batch_size=self.mask_batch_size or 1,
             progress=True,
             output=output,
-            meter=getattr(evaluator, "meter", None),
             autocast=dict(evaluator.amp_kwargs) if evaluator.amp else None,
         )
 

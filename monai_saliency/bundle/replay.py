@@ -12,7 +12,6 @@ from monai.inferers import Inferer, SlidingWindowInferer
 
 from monai_saliency.utils.monai_private import tree_leaves, tree_map
 from monai_saliency.utils.tensors import plain
-from monai_saliency.utils.timing import WatchedInferer
 
 __all__ = ["Call", "Recorder", "Replay", "own_inferer"]
 
@@ -149,8 +148,8 @@ def _without_threshold(inferer: Any) -> Any:
 
 
 def own_inferer(evaluator: Any) -> Any:
-    """The bundle's inferer, without what we put around it: the meter of our own evaluator, and a recorder."""
+    """The bundle's inferer, without a recorder that we put around it."""
     inferer = evaluator.inferer
-    while isinstance(inferer, (WatchedInferer, Recorder)):
+    while isinstance(inferer, Recorder):
         inferer = inferer.inferer
     return inferer

@@ -22,7 +22,7 @@ from monai_saliency.storage.files import remove_stale
 from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.monai_private import IterationEvaluator, tensor_version, tree_leaves
 from monai_saliency.utils.tensors import with_meta_of
-from monai_saliency.utils.timing import BusyMeter, trace
+from monai_saliency.utils.timing import trace
 from monai_saliency.visualize.report import try_report
 
 __all__ = ["CohortEvaluator", "run", "stoppable"]
@@ -48,7 +48,6 @@ class CohortEvaluator(IterationEvaluator):
     Args:
         args: positional arguments of ``SupervisedEvaluator``.
         failures: the list of failed cases. The error is raised when None.
-        meter: counts the time in which the network predicts. Give the same meter to the inferer that explains.
         kwargs: named arguments of ``SupervisedEvaluator``.
 
     Example::
@@ -61,19 +60,14 @@ class CohortEvaluator(IterationEvaluator):
         [(4,), (4,)]
     """
 
-    def __init__(
-        self, *args: Any, failures: Failures | None = None, meter: BusyMeter | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, failures: Failures | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.failures = failures
-        self.meter = meter
         self._predicted = False
         self.output_changed = False
         self._versions: list[int] = []
         if has_no_mode(self.network):
             self.mode: Any = _as_it_is
-        if meter is not None:
-            self.inferer = meter.watch(self.inferer)
 
     def fire_event(self, event_name: Any) -> None:
         """Fire an event as ignite does, except for the order of two events, see :class:`CohortEvaluator`."""
@@ -162,7 +156,7 @@ def run(
 ) -> None:
     """Run an evaluator over its cohort, and print its metrics in one line.
 
-    If it has a ``meter``, another line reports how busy its network was. The last line is the path of the report.
+    The last line is the path of the report.
 
     Args:
         evaluator: predicts, with its loader.
@@ -222,9 +216,6 @@ def _print_figures(evaluator: SupervisedEvaluator) -> None:
     numbers = {name: value for name, value in evaluator.state.metrics.items() if isinstance(value, (int, float))}
     if numbers:
         print("cohort: " + ", ".join(f"{name} {value:.7g}" for name, value in numbers.items()), flush=True)
-    meter = getattr(evaluator, "meter", None)
-    if meter is not None and meter.images:
-        print(meter, flush=True)
 
 
 @contextmanager

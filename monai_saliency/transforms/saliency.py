@@ -140,9 +140,8 @@ class Saliencyd(MapTransform):
         errors = () if standard_error_names is None else ensure_tuple(standard_error_names)
         places = [*self.names, *errors]
         if len(self.names) != len(self.keys) or len(set(places)) != len(self.keys) * (2 if errors else 1):
-            raise ValueError(
-                f"`names` and `standard_error_names` must name one place for each of the keys {self.keys}, got {places}"
-            )
+            word = "standard_error_names" if errors else "names"
+            raise ValueError(f"`{word}` must name one place for each of the keys {self.keys}, got {places}")
         self.standard_error_names = errors or (None,) * len(self.keys)
         self.saliency = Saliency(network, inferer, device)
 

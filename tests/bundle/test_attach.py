@@ -268,5 +268,5 @@ def test_pictures_for_a_paper(tmp_path: Path) -> None:
     ms.attach(run, tmp_path / "maps", picture_format="svg", report=False, **WINDOWS)
     run.run()
     assert [path.name for path in (tmp_path / "maps").glob("*.[ps][nv]g")] == ["case-0_saliency.svg"]
-    with pytest.raises(ValueError, match=r"`saliency_picture_format` must be one of \['png', 'svg'\], got 'pdf'"):
-        ms.attach(run, tmp_path / "maps", picture_format="pdf", prefix="saliency_")
+    with pytest.raises(ValueError, match=r"`picture_format` must be one of \['png', 'svg'\], got 'pdf'"):
+        ms.attach(run, tmp_path / "maps", picture_format="pdf")
