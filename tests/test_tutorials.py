@@ -13,7 +13,7 @@ from helpers.paths import ROOT
 NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 MACHINE_PATH = re.compile(r"/(?:work|home|tmp|root|opt|Users|private|var/folders)/|[A-Za-z]:\\\\Users")
 
-#: run by a test of its own, tests/bundle/test_nnunet_tutorial.py, where nnU-Net is installed
+#: run by a test of its own, tests/bundle/test_nnunet_overlay.py, where nnU-Net is installed
 ELSEWHERE = {"nnunet"}
 #: packages that the tests' environment may lack
 NEEDS = {"first_map": ["deepbet"]}

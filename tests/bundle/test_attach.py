@@ -83,23 +83,6 @@ def evaluator(tmp_path: Path, num_scans: int = 2, **settings: Any) -> Supervised
     return SupervisedEvaluator(torch.device("cpu"), DataLoader(Dataset(data, transform)), **settings)
 
 
-def test_in_half_precision(tmp_path: Path) -> None:
-    """The evaluator predicts as before, and its prediction is what the network in half precision must give."""
-    network = torch.nn.Sequential(torch.nn.Conv3d(1, 3, 3), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()).eval()
-    settings: dict[str, Any] = {"method": "sliding_window", "window_size": 4, "stride": 4, "activation": "none"}
-    found = {}
-    for name, how in (("plain", {}), ("quick", {"amp": "bf16", "channels_last": True})):
-        run = evaluator(tmp_path, network=network)
-        handler = ms.attach(run, tmp_path / name, **settings, **how)
-        run.run()
-        assert handler.explained == ["s0", "s1"]
-        assert run.network is network
-        found[name] = nib.load(tmp_path / name / "s0_saliency.nii.gz").get_fdata()
-    assert 0 < np.abs(found["quick"] - found["plain"]).max() < 0.1 * np.abs(found["plain"]).max()
-    with pytest.raises(ValueError, match="`amp` must be false, bf16 or fp16"):
-        ms.attach(evaluator(tmp_path, network=network), tmp_path / "no", amp="half")
-
-
 def test_under_amp_and_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Patches are remembered, the windows lie on their grid, and the price is told before."""
     network = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 3, padding=1))
@@ -146,29 +129,6 @@ def test_pieces_of_a_scan_are_cases_each(tmp_path: Path) -> None:
     assert len(set(found)) == 6
 
 
-def test_a_last_batch_that_the_loader_drops_is_no_failure(tmp_path: Path) -> None:
-    run = evaluator(tmp_path, 3, network=Classify())
-    run.data_loader = DataLoader(run.data_loader.dataset, batch_size=2, drop_last=True)
-    run.state.epoch_length = None
-    assert explained(run, tmp_path / "maps") == ["s0", "s1"]
-
-
-def test_a_scan_with_nan_keeps_its_name_and_grid(tmp_path: Path) -> None:
-    """The first case decides which entry of the batch is the network's input."""
-    run = evaluator(tmp_path, network=WithoutNan())
-    image = nib.load(tmp_path / "scans" / "s0.nii.gz")
-    values = image.get_fdata(dtype=np.float32)
-    values[3, 3, 3] = np.nan
-    nib.save(nib.Nifti1Image(values, image.affine), tmp_path / "scans" / "s0.nii.gz")
-    assert explained(run, tmp_path / "maps") == ["s0", "s1"]
-    assert nib.load(tmp_path / "maps" / "s0_saliency.nii.gz").shape == image.shape
-
-
-class WithoutNan(Classify):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.nan_to_num())
-
-
 class Mirrors(SupervisedEvaluator):
     """Test-time augmentation in the iteration."""
 
@@ -207,7 +167,7 @@ def test_further_inputs_of_each_image(kind: str, tmp_path: Path) -> None:
     """Wherever they lie, each image keeps its own."""
 
     def further(v: torch.Tensor) -> Any:
-        return {"dict": {"v": v}, "list": [v], "tensor": v}[kind]
+        return {"dict": {"v": v}, "tensor": v}[kind]
 
     class Network(Conditioned):
         def forward(self, x: torch.Tensor, cond: Any) -> torch.Tensor:
@@ -261,12 +221,3 @@ def test_an_empty_first_scan_is_not_taken_for_its_mask(first: str, tmp_path: Pat
     run.run()
     assert handler.explained == ["s0", "s1"]
     np.testing.assert_allclose(nib.load(tmp_path / "maps" / "s0_saliency.nii.gz").affine, LPS)
-
-
-def test_pictures_for_a_paper(tmp_path: Path) -> None:
-    run = in_memory([{"image": torch.rand(1, 8, 8, 8)}], Classify())
-    ms.attach(run, tmp_path / "maps", picture_format="svg", report=False, **WINDOWS)
-    run.run()
-    assert [path.name for path in (tmp_path / "maps").glob("*.[ps][nv]g")] == ["case-0_saliency.svg"]
-    with pytest.raises(ValueError, match=r"`picture_format` must be one of \['png', 'svg'\], got 'pdf'"):
-        ms.attach(run, tmp_path / "maps", picture_format="pdf")

@@ -234,16 +234,6 @@ def test_another_prediction_than_the_networks_is_a_failure(loader: Callable[[int
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "failures.csv")] == ["s1"]
 
 
-def test_a_loop_that_is_left_early_lists_no_failure(loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
-    data, network = loader(1), Classify()
-    with torch.no_grad(), ms.attach(network, tmp_path / "maps", loader=data, **CLASSIFY) as explain:
-        for batch in data:
-            explain(batch, network(batch["image"]))
-            break
-    assert explain.handler.explained == ["s0"]
-    assert not (tmp_path / "maps" / "failures.csv").exists()
-
-
 @pytest.mark.parametrize("paired", [False, True])
 def test_batches_that_are_no_dictionaries(paired: bool, loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
     """The first entry is the image, and its transforms and file are found."""

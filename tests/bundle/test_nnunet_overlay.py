@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.nnunet import FULL, counted_patches, own_predictor, scan
+from helpers.notebooks import run_notebook
 from helpers.paths import BUNDLE
 from monai.bundle import ConfigParser
 from monai.engines import SupervisedEvaluator
@@ -147,3 +148,9 @@ def test_monais_wrapper_is_refused(tmp_path: Path) -> None:
     evaluator = SupervisedEvaluator(torch.device("cpu"), [], ModelnnUNetWrapper())
     with pytest.raises(ValueError, match="explain the model's own folder by our bundle with the overlay `nnunet`"):
         ms.attach(evaluator, tmp_path)
+
+
+@pytest.mark.slow
+def test_notebook_runs(tmp_path: Path) -> None:
+    pytest.importorskip("nnunetv2", reason="nnU-Net is not installed")
+    run_notebook("nnunet.ipynb", tmp_path)

@@ -70,22 +70,6 @@ def test_own_scans_get_maps_on_their_own_grids(cohort: Path, checkpoint: Path, t
     assert not list(tmp_path.rglob(".tmp*"))
 
 
-def test_prediction_is_the_networks(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
-    rows = run(cohort, tmp_path / "out", checkpoint)
-    parser = monai.bundle.ConfigParser()
-    parser.read_config(BUNDLE / "configs" / "inference.yaml")
-    parser.update({"spatial_size": [16, 16, 16], "pixdim": [2.5, 2.5, 2.5]})
-    preprocessing = parser.get_parsed_content("preprocessing")
-    network = DenseNet(**SMALL_NET).eval()
-    network.load_state_dict(torch.load(checkpoint, weights_only=True))
-    for row, name in zip(rows, ("a.nii.gz", "c.nii", "site/b.nii.gz"), strict=True):
-        image = preprocessing({"image": str(cohort / name)})["image"]
-        with torch.no_grad():
-            probabilities = network(image[None].as_tensor()).softmax(1)[0]
-        assert int(row["prediction"]) == int(probabilities.argmax())
-        assert float(row["probability"]) == pytest.approx(float(probabilities.max()), rel=1e-4)
-
-
 def test_method_and_its_settings_switch_from_the_command_line(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
     rows = run(cohort, tmp_path / "rise", checkpoint, method="rise", num_masks=23, classes="all")
     assert [(row["case"], row["class"]) for row in rows] == [(c, k) for c in ("a", "c", "site/b") for k in "01"]
@@ -128,30 +112,6 @@ def test_half_precision_explains_and_leaves_predictions(cohort: Path, checkpoint
     assert str(root_cause(caught.value)) == "`amp` must be false, bf16 or fp16, got 'half'"
 
 
-def test_decathlon_folder_with_labels_and_modalities(tmp_path: Path) -> None:
-    folder = tmp_path / "Task99"
-    for index in range(2):
-        write_scan(folder / "imagesTs" / f"s{index}.nii.gz", (12, 13, 14, 2), LPS, seed=index)
-        label = np.ones((12, 13, 14), np.uint8)
-        (folder / "labelsTs").mkdir(exist_ok=True)
-        nib.save(nib.Nifti1Image(label, LPS), folder / "labelsTs" / f"s{index}.nii.gz")
-    listing = {"modality": {"0": "T1", "1": "T2"}, "test": [f"./imagesTs/s{i}.nii.gz" for i in range(2)]}
-    (folder / "dataset.json").write_text(json.dumps(listing))
-    network = {"_target_": "DenseNet", **SMALL_NET, "in_channels": 2}
-    rows = run(folder, tmp_path / "out", "", network_def=network)
-    assert [row["case"] for row in rows] == ["imagesTs/s0", "imagesTs/s1"]
-    assert {row["peak_in_label"] for row in rows} == {"True"}
-    assert nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").shape == (12, 13, 14)
-
-
-def test_same_stem_in_two_folders_keeps_apart(checkpoint: Path, tmp_path: Path) -> None:
-    for seed, site in enumerate(("x", "y")):
-        write_scan(tmp_path / "in" / site / "scan.nii.gz", (12 + seed, 13, 14), LPS, seed=seed)
-    run(tmp_path / "in", tmp_path / "out", checkpoint)
-    assert nib.load(tmp_path / "out" / "x" / "scan_saliency.nii.gz").shape == (12, 13, 14)
-    assert nib.load(tmp_path / "out" / "y" / "scan_saliency.nii.gz").shape == (13, 13, 14)
-
-
 def broken(kind: str, folder: Path) -> str:
     """Add a broken scan, last in order; what its error must say."""
     path = write_scan(folder / "z_broken.nii.gz", (12, 13, 14), LPS)
@@ -160,14 +120,11 @@ def broken(kind: str, folder: Path) -> str:
     if kind == "truncated":
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         return "truncated"
-    if kind == "not an image":
-        path.write_bytes(b"no NIfTI at all")
-        return "NIfTI"
     if kind == "4D":
         data = np.stack([data] * 5, axis=-1)
         message = "4D series of 5 volumes"
-    elif kind in ("NaN", "infinite"):
-        data[3, 4, 5] = np.nan if kind == "NaN" else np.inf
+    elif kind == "NaN":
+        data[3, 4, 5] = np.nan
         message = "1 of its voxels are NaN or infinite"
     else:
         affine = np.diag([2.0, 0.0, 2.0, 1.0])
@@ -254,13 +211,6 @@ def test_wrong_settings_say_what_to_do(
         run(**settings | overrides)
     assert re.search(message, str(root_cause(caught.value))), str(root_cause(caught.value))
     assert not list((tmp_path / "out").rglob("*saliency*"))
-
-
-def test_empty_folder(tmp_path: Path, checkpoint: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(RuntimeError) as caught:
-        run(tmp_path / "empty", tmp_path / "out", checkpoint)
-    assert "no scan found in" in str(root_cause(caught.value))
 
 
 @pytest.mark.slow
@@ -355,14 +305,8 @@ def test_organs_and_modalities(tmp_path: Path) -> None:
     assert np.all(again[moved == 4][:, 0] != saliency[label == 4][0, 0])
 
 
-def test_metadata_passes_monais_check_offline(tmp_path: Path) -> None:
-    check = monai.bundle.verify_metadata
-    check(meta_file=str(CONFIGS / "metadata.json"), filepath=str(SCHEMA))
-    broken = json.loads((CONFIGS / "metadata.json").read_text())
-    del broken["network_data_format"]["outputs"]["pred"]["num_channels"]
-    (tmp_path / "metadata.json").write_text(json.dumps(broken))
-    with pytest.raises(ValueError, match="Failed validating"):
-        check(meta_file=str(tmp_path / "metadata.json"), filepath=str(SCHEMA))
+def test_metadata_passes_monais_check_offline() -> None:
+    monai.bundle.verify_metadata(meta_file=str(CONFIGS / "metadata.json"), filepath=str(SCHEMA))
 
 
 @pytest.mark.parametrize("overlay", [[], [str(overlay_path("explain"))]], ids=["alone", "with the overlay"])

@@ -31,7 +31,6 @@ from monai.transforms import (
     SqueezeDimd,
     ToTensord,
 )
-from PIL import Image
 
 from monai_saliency.bundle.placement import Placement
 from monai_saliency.transforms import case_writers
@@ -48,9 +47,9 @@ def scan(path: Path, shape: tuple[int, ...] = (10, 8, 6)) -> Path:
 class Placing(Placement):
     """Writes what it has placed."""
 
-    def __init__(self, folder: Path, loader: Any, key: Any, picture: bool = False, keeps_place: bool = False) -> None:
+    def __init__(self, folder: Path, loader: Any, key: Any, keeps_place: bool = False) -> None:
         super().__init__(loader, key, keeps_place=keeps_place)
-        self.writers = case_writers(folder, image_key=key, picture=picture, report=False)
+        self.writers = case_writers(folder, image_key=key, picture=False, report=False)
 
     def __call__(self, case: dict[Any, Any]) -> dict[Any, Any]:
         return self.writers(super().__call__(case))
@@ -253,31 +252,6 @@ def test_a_map_goes_back_through_what_can_be_inverted(steps: list[Any], tmp_path
     np.testing.assert_allclose(saved.get_fdata()[inside], rises((10, 8, 6))[inside], atol=2)
 
 
-def test_picture_of_a_photograph_is_upright(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The map's file counts columns first, as MONAI does; the picture shows the first row at the top."""
-    pixels = np.zeros((6, 9, 3), dtype=np.uint8)
-    pixels[0, 2] = 255
-    Image.fromarray(pixels).save(tmp_path / "photo.png")
-    dataset = Dataset([{"image": str(tmp_path / "photo.png")}], LoadImaged("image", ensure_channel_first=True))
-    drawn = {}
-
-    def draw(*args: Any, **settings: Any) -> Any:
-        drawn["figure"] = figure = plot_saliency(*args, **settings)
-        return figure
-
-    from monai_saliency.transforms import save
-
-    plot_saliency = save.plot_saliency
-    monkeypatch.setattr(save, "plot_saliency", draw)
-    image = dataset[0]["image"].mean(dim=0, keepdim=True)
-    place(Placing(tmp_path / "maps", DataLoader(dataset), "image", picture=True), image)
-    saved = nib.load(tmp_path / "maps" / "photo_saliency.nii.gz").get_fdata()
-    assert saved.shape == (9, 6)
-    assert np.unravel_index(saved.argmax(), saved.shape) == (2, 0)
-    shown = drawn["figure"].axes[0].images[0].get_array()  # drawn from below
-    assert np.unravel_index(shown.argmax(), shown.shape) == (5, 2)
-
-
 class Mirror(MapTransform):
     """Turns an image round without recording it."""
 
@@ -311,40 +285,3 @@ def test_steps_that_move_voxels_without_recording_it(
     stays = words != UNKNOWN or not keeps_place
     assert (words.format(type(step).__name__) in caplog.text) == stays
     assert nib.load(tmp_path / "maps" / "scan_saliency.nii.gz").shape == ((9, 8, 7) if stays else (10, 8, 6))
-
-
-def test_small_voxels_are_not_taken_for_another_grids(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of half a micrometre: a flip that cannot be inverted moves the affine by less than a thousandth of a mm."""
-
-    class Flip(Flipd):
-        def inverse(self, data: Any) -> Any:
-            raise KeyError("no way back")
-
-    affine = np.diag([5e-5, 5e-5, 5e-5, 1])
-    nib.save(nib.Nifti1Image(np.random.default_rng(0).random((8, 7, 6)), affine), tmp_path / "scan.nii.gz")
-    steps = [LoadImaged("image"), EnsureChannelFirstd("image"), Flip("image", 0)]
-    dataset = Dataset([{"image": str(tmp_path / "scan.nii.gz")}], Compose(steps))
-    with caplog.at_level(logging.WARNING):
-        place(Placing(tmp_path / "maps", DataLoader(dataset), "image"), dataset[0]["image"])
-    assert "does not lead back" in caplog.text
-    saved = nib.load(tmp_path / "maps" / "scan_saliency.nii.gz").affine
-    np.testing.assert_allclose(saved[:3, 0], [-5e-5, 0, 0], atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    "steps", [[SpatialPadd("image", (12, 12))], [Flipd("image", 0), Spacingd("image", (1.5, 1.1))]]
-)
-def test_a_slice_of_which_monai_keeps_two_axes(steps: list[Any], tmp_path: Path) -> None:
-    """Saved with a third axis, which the preprocessing squeezes: the affine has two axes from then on."""
-    affine = np.diag([2.0, 1.5, 3.0, 1])
-    affine[:3, 3] = 5, 6, 7
-    voxels = np.random.default_rng(0).random((10, 8, 1)).astype(np.float32)
-    nib.save(nib.Nifti1Image(voxels, affine), tmp_path / "scan.nii.gz")
-    load = [LoadImaged("image"), EnsureChannelFirstd("image"), SqueezeDimd("image", -1)]
-    dataset = Dataset([{"image": str(tmp_path / "scan.nii.gz")}], Compose([*load, *steps]))
-    place(Placing(tmp_path / "maps", DataLoader(dataset), "image"), dataset[0]["image"])
-    saved = nib.load(tmp_path / "maps" / "scan_saliency.nii.gz")
-    assert saved.shape[:2] == (10, 8)
-    np.testing.assert_allclose(saved.affine, affine)
-    if len(steps) == 1:
-        np.testing.assert_array_equal(saved.get_fdata().reshape(10, 8, 1), voxels)

@@ -164,19 +164,3 @@ class TestTransform:
         # Resampling takes means of neighbours.
         assert float(saved.max()) <= float(expected.standard_error.max()) * (1 + 1e-5)  # type: ignore[union-attr]
         assert saved.max() > 0
-
-    def test_windows_have_none(self) -> None:
-        item = {"image": torch.rand(1, 8, 8), "error": 1}
-        step = ms.Saliencyd(
-            "image",
-            Brightness(),
-            ms.sliding_window(4, 4, target=ms.ClassScore([1], "none")),
-            standard_error_names="error",
-        )
-        assert set(step(item)) == {"image", "image_saliency"}
-
-    @pytest.mark.parametrize("names", [["a", "b"], "image_saliency"])
-    def test_one_name_for_each_key(self, names: Any) -> None:
-        explain = ms.rise(5, target=ms.ClassScore([1], "none"))
-        with pytest.raises(ValueError, match="`standard_error_names` must name one place for each of the keys"):
-            ms.Saliencyd("image", Brightness(), explain, standard_error_names=names)

@@ -125,25 +125,6 @@ def test_a_resumed_case_keeps_its_figures(cohort: Path, monkeypatch: pytest.Monk
     assert measured == ["imagesTs/a", "imagesTs/a", "imagesTs/b", "imagesTs/c"]
 
 
-def test_a_problem_costs_no_map_and_is_tried_again(cohort: Path) -> None:
-    label = cohort / "cohort" / "labelsTs" / "a.nii.gz"
-    content = label.read_bytes()
-    label.write_bytes(b"no scan")
-    explain(cohort, **TRUST)
-    a, b, _ = table(cohort / "out")
-    assert a["trust_problem"].startswith("the label: ")
-    assert a["trust_auprc"] == ""
-    assert a["trust_insertion"]
-    assert b["trust_problem"] == ""
-    assert len(maps(cohort / "out")) == 3
-    page = (cohort / "out" / "trust.md").read_text()
-    assert "Figures of 1 case of 3 could not be measured:\n\n- 1 case (the first is imagesTs/a): the label: " in page
-    label.write_bytes(content)
-    explain(cohort, **TRUST)
-    assert table(cohort / "out")[0]["trust_problem"] == ""
-    assert "could not be measured" not in (cohort / "out" / "trust.md").read_text()
-
-
 @pytest.mark.parametrize("split", ["cases", "masks"])
 def test_processes_complete_one_page(cohort: Path, split: str) -> None:
     """Whatever they share: the figures and the page of the plain run."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,31 +70,6 @@ def test_a_case_the_network_fails_on_is_listed_and_the_others_go_on(stage: str, 
         run(cohort, network_def=network, **{"preprocessing::transforms": preprocessing})
     assert (cohort / "out" / "failures.csv").read_text().splitlines()[1] == f"s1,{stage},RuntimeError: out of paper"
     assert sorted(p.name for p in (cohort / "out").glob("*.nii.gz")) == ["s0_saliency.nii.gz", "s2_saliency.nii.gz"]
-
-
-def test_names_that_are_not_utf8(cohort: Path) -> None:
-    """As scans have them that come from a system with another encoding: listed, cached, drawn and written."""
-    scans, name = cohort / "cohort", os.fsdecode(b"M\xfcller")
-    (scans / "s1.nii.gz").rename(scans / f"{name}.nii.gz")
-    (scans / "s2.nii.gz").write_bytes(b"no scan")
-    (scans / "s2.nii.gz").rename(scans / f"{name}2.nii.gz")
-    for _ in ("first", "again"):
-        with pytest.raises(SystemExit, match="1 case without a map") as caught:
-            run(cohort, cache="disk", picture=True, processes=True, num_workers=1)
-        assert f"the first is case {name}2: " in str(caught.value)
-        out = cohort / "out"
-        assert sorted(os.fsencode(path.name) for path in out.glob("*_saliency.*")) == [
-            b"M\xfcller_saliency.nii.gz",
-            b"M\xfcller_saliency.png",
-            b"s0_saliency.nii.gz",
-            b"s0_saliency.png",
-        ]
-        assert (out / "failures.csv").read_bytes().splitlines()[1].startswith(b"M\xfcller2,load,")
-        assert [line.split(b",")[0] for line in (out / "summary.csv").read_bytes().splitlines()] == [
-            b"case",
-            b"M\xfcller",
-            b"s0",
-        ]
 
 
 class Batches:
