@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from monai.networks.nets import DenseNet, DenseNet121, resnet18
-from record import add_options, keep, now
+from monai.networks.nets import DenseNet121, resnet18
+from record import add_options, keep, light, markdown, now
 
 import monai_saliency as ms
 
@@ -64,7 +64,7 @@ def question(name: str, num_masks: int | None, device: str) -> Question:
     torch.manual_seed(0)
     kind, dims, size, batch_size, count = QUESTIONS[name]
     if kind == "light":
-        network, channels = DenseNet(dims, 3, 3, init_features=8, growth_rate=8, block_config=(2, 2), bn_size=2), 3
+        network, channels = light(dims), 3
     elif kind == "DenseNet121":
         network, channels = DenseNet121(spatial_dims=dims, in_channels=1, out_channels=2), 1
     else:
@@ -136,11 +136,7 @@ def main() -> None:
             middle = statistics.median(ratios)
             row = {"network": name, "method": method, "batch": asked.batch_size, "forwards": forwards, "ratio": middle}
             rows.append({**row, "smallest": min(ratios), "largest": max(ratios)})
-            print(
-                f"{name:20s} {method:20s} batch {asked.batch_size:3d}: "
-                f"{middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f}) times {forwards} bare forwards",
-                flush=True,
-            )
+        print(markdown(rows), flush=True)
     keep(args, "overhead", rows)
 
 

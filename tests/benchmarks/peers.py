@@ -19,17 +19,15 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import captum.attr
-import numpy as np
 import torch
-from monai.networks.nets import DenseNet, DenseNet121, resnet18
+from monai.networks.nets import DenseNet121, resnet18
 from monai.visualize import OcclusionSensitivity
-from record import add_options, keep, now
-from smqtk_classifier.interfaces.classify_image import ClassifyImage
+from record import add_options, keep, light, markdown, now
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.slidingwindow import SlidingWindowStack
 
@@ -74,7 +72,7 @@ class Setting:
         """The network."""
         torch.manual_seed(0)
         if self.network == "light":
-            made = DenseNet(self.dims, 3, 3, init_features=8, growth_rate=8, block_config=(2, 2), bn_size=2)
+            made = light(self.dims)
         elif self.dims == 2:
             made = resnet18(spatial_dims=2, n_input_channels=3, num_classes=3)
         else:
@@ -101,35 +99,6 @@ class Counted(torch.nn.Module):
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         self.sizes.append(len(batch))
         return self.network(batch)
-
-
-class Classifier(ClassifyImage):
-    """The network for xaitk-saliency: images ``(H, W, 3)`` in, the logit of class 1 out."""
-
-    def __init__(self, network: torch.nn.Module, setting: Setting) -> None:
-        self.network, self.setting = network, setting
-
-    def get_labels(self) -> list[int]:
-        return [1]
-
-    def classify_images(self, img_iter: Iterable[np.ndarray]) -> Iterator[dict[Any, float]]:
-        batch: list[np.ndarray] = []
-        for image in img_iter:
-            batch.append(image)
-            if len(batch) == self.setting.batch_size:
-                yield from self.answers(batch)
-                batch = []
-        if batch:
-            yield from self.answers(batch)
-
-    def answers(self, batch: list[np.ndarray]) -> Iterator[dict[Any, float]]:
-        images = torch.from_numpy(np.stack(batch)).movedim(-1, 1).to(self.setting.device, torch.float32)
-        with torch.no_grad():
-            for score in self.network(images)[:, 1].tolist():
-                yield {1: score}
-
-    def get_config(self) -> dict:
-        return {}
 
 
 Tool = Callable[[Setting, torch.nn.Module, torch.Tensor], torch.Tensor]
@@ -186,7 +155,10 @@ def of_xaitk(make: Callable[[Setting], Any]) -> Tool:
         method = make(s)
         method.fill = [0, 0, 0]
         array = image[0].movedim(0, -1).cpu().numpy()
-        return torch.from_numpy(method.generate(array, Classifier(network, s))[0])
+        box = ms.xaitk.Classifier(
+            lambda images: network(images)[:, 1:2], 1, "none", batch_size=s.batch_size, device=s.device
+        )
+        return torch.from_numpy(method.generate(array, box)[0])
 
     return explain
 
@@ -215,25 +187,12 @@ TOOLS: dict[str, dict[str, Tool]] = {
 }
 
 
-@dataclass
-class Row:
-    """A tool's figures: its wall time over that of bare forwards, and the largest difference to our map."""
-
-    question: str
-    tool: str
-    setting: Setting
-    ratio: float
-    forwards: int
-    milliseconds: float
-    difference: float
-
-
 def tools_of(question: str, setting: Setting) -> dict[str, Tool]:
     """The tools of a question that take images of so many axes."""
     return {name: tool for name, tool in TOOLS[question].items() if setting.dims == 2 or "xaitk" not in name}
 
 
-def measure(question: str, setting: Setting, rounds: int) -> list[Row]:
+def measure(question: str, setting: Setting, rounds: int) -> list[dict[str, Any]]:
     """The figures of all tools."""
     image, tools = setting.image(), tools_of(question, setting)
     # One each, since some leave a network otherwise than they found it.
@@ -265,24 +224,10 @@ def measure(question: str, setting: Setting, rounds: int) -> list[Row]:
             scaled = scaled[0] / scaled[0].abs().max(), scaled[1] / scaled[1].abs().max()
         gap = float((scaled[0] - scaled[1]).abs().max() / scaled[0].abs().max())
         total, alone = spent[name]
-        rows.append(
-            Row(question, name, setting, total / alone, forwards[name], 1e3 * total / rounds / forwards[name], gap)
-        )
+        row = {"question": question, "tool": name, "setting": asdict(setting), "ratio": total / alone}
+        milliseconds = 1e3 * total / rounds / forwards[name]
+        rows.append({**row, "forwards": forwards[name], "milliseconds": milliseconds, "difference": gap})
     return rows
-
-
-def table(rows: list[Row]) -> str:
-    """A line for each tool and setting."""
-    lines = [
-        f"{'':10s} {'':28s} {'image':>8s} {'masks':>6s} {'ratio':>7s} {'ms':>8s} {'forwards':>8s} {'difference':>10s}"
-    ]
-    for row in rows:
-        s = row.setting
-        lines.append(
-            f"{row.question:10s} {row.tool:28s} {f'{s.size}^{s.dims}':>8s} {s.num_masks:6d} {row.ratio:7.3f} "
-            f"{row.milliseconds:8.3f} {row.forwards:8d} {row.difference:10.1e}"
-        )
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -299,7 +244,7 @@ def main() -> None:
     add_options(parser)
     args = parser.parse_args()
     warnings.filterwarnings("ignore", "Using a non-tuple sequence", module="monai.visualize")
-    rows: list[Row] = []
+    rows = []
     for dims in args.dims:
         for size in args.sizes:
             for tiles in args.tiles:
@@ -309,8 +254,8 @@ def main() -> None:
                 for question in args.questions:
                     found = measure(question, setting, args.rounds)
                     rows += found
-                    print(table(found), flush=True)
-    keep(args, "peers", [asdict(row) for row in rows], ["captum", "xaitk-saliency"])
+                    print(markdown(found), flush=True)
+    keep(args, "peers", rows, ["captum", "xaitk-saliency"])
 
 
 if __name__ == "__main__":

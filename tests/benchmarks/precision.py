@@ -14,12 +14,12 @@ random weights, under which perturbing changes little beside the score itself, s
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+import itertools
 from typing import Any
 
 import torch
 from monai.networks.nets import DenseNet, DenseNet121, resnet18
-from record import add_options, keep, machine, now
+from record import add_options, keep, machine, markdown, now
 from scipy.stats import pearsonr, spearmanr
 
 import monai_saliency as ms
@@ -33,29 +33,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "bf16, channels_last": {"amp": "bf16", "channels_last": True},
     "bf16, compile": {"amp": "bf16", "compile": True},
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """How one way of running a network compares with float32.
-
-    Attributes:
-        network: the network and its image.
-        way: how it was run.
-        ratio: seconds over those of float32.
-        pearson: of the map's voxels with those of float32.
-        spearman: of their ranks.
-        largest: difference, in shares of the largest value of the map about its mean.
-        first: seconds of the first call.
-    """
-
-    network: str
-    way: str
-    ratio: float
-    pearson: float
-    spearman: float
-    largest: float
-    first: float
 
 
 def networks(size: int, light: bool) -> dict[str, tuple[torch.nn.Module, torch.Tensor, int]]:
@@ -77,44 +54,25 @@ def networks(size: int, light: bool) -> dict[str, tuple[torch.nn.Module, torch.T
     }
 
 
-def measure(name: str, network: torch.nn.Module, image: torch.Tensor, batch: int, masks: int, rounds: int) -> list[Row]:
+def measure(
+    name: str, network: torch.nn.Module, image: torch.Tensor, batch: int, masks: int, rounds: int
+) -> list[dict[str, Any]]:
     """A row for each way of running a network."""
     explain = ms.rise(masks, target=ms.ClassScore([1], "none"), mask_batch_size=batch)
     quick = {way: accelerated(network, **settings) for way, settings in WAYS.items()}
-    first, seconds, maps = {}, dict.fromkeys(WAYS, 0.0), {}
-    for way in WAYS:
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    maps = {}
+    for _, way in itertools.product(range(rounds + 1), WAYS):
         begun = now(str(image.device))
         maps[way] = explain(image, quick[way]).double().cpu().flatten()
-        first[way] = now(str(image.device)) - begun
-    for _ in range(rounds):
-        for way in WAYS:
-            begun = now(str(image.device))
-            explain(image, quick[way])
-            seconds[way] += now(str(image.device)) - begun
-    expected = maps["float32"]
-    largest = float((expected - expected.mean()).abs().max())
-    return [
-        Row(
-            name,
-            way,
-            seconds[way] / seconds["float32"],
-            float(pearsonr(expected, found)[0]),
-            float(spearmanr(expected, found)[0]),
-            float((found - expected).abs().max()) / largest,
-            first[way],
-        )
-        for way, found in maps.items()
-    ]
-
-
-def table(rows: list[Row]) -> str:
-    """The rows as Markdown."""
-    lines = ["| network | way | time / float32 | Pearson | Spearman | largest difference | first call |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for row in rows:
-        figures = f"{row.ratio:.2f} | {row.pearson:.5f} | {row.spearman:.5f} | {row.largest:.1e} | {row.first:.0f} s"
-        lines.append(f"| {row.network} | {row.way} | {figures} |")
-    return "\n".join(lines)
+        seconds[way].append(now(str(image.device)) - begun)
+    expected, rows = maps["float32"], []
+    for way, found in maps.items():
+        row = {"network": name, "way": way, "ratio": sum(seconds[way][1:]) / sum(seconds["float32"][1:])}
+        row |= {"pearson": float(pearsonr(expected, found)[0]), "spearman": float(spearmanr(expected, found)[0])}
+        row["largest"] = float((found - expected).abs().max() / (expected - expected.mean()).abs().max())
+        rows.append({**row, "first": seconds[way][0]})
+    return rows
 
 
 def main() -> None:
@@ -131,8 +89,8 @@ def main() -> None:
     for name, (network, image, batch) in networks(args.size, args.light).items():
         on_device = network.to(args.device), image.to(args.device)
         rows += measure(name, *on_device, batch, args.num_masks, args.rounds)
-    print(f"{args.num_masks} masks, {args.rounds} rounds, {machine(args.device)}\n\n{table(rows)}")
-    keep(args, "precision", [asdict(row) for row in rows])
+    print(f"{args.num_masks} masks, {args.rounds} rounds, {machine(args.device)}\n\n{markdown(rows)}")
+    keep(args, "precision", rows)
 
 
 if __name__ == "__main__":

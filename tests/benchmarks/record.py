@@ -24,8 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from monai.networks.nets import DenseNet
 
-__all__ = ["RESULTS", "add_inside", "add_options", "apart", "keep", "machine", "now", "resident_peak", "tables"]
+__all__ = [
+    *("RESULTS", "add_inside", "add_options", "apart", "keep", "light", "machine", "markdown", "now", "resident_peak"),
+    "tables",
+]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -121,6 +125,19 @@ def keep(args: argparse.Namespace, benchmark: str, rows: Sequence[Any], packages
     return paths
 
 
+def light(dims: int) -> torch.nn.Module:
+    """A network whose forwards cost little, of three channels and classes."""
+    torch.manual_seed(0)
+    return DenseNet(dims, 3, 3, init_features=8, growth_rate=8, block_config=(2, 2), bn_size=2).eval()
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as a table."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return "\n".join(lines + [f"| {' | '.join(_cell(row.get(name)) for name in columns)} |" for row in rows])
+
+
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_cell(each)}" for name, each in value.items())
@@ -137,12 +154,8 @@ def tables(names: Sequence[str] = (), folder: Path = RESULTS) -> str:
     parts = []
     for path in [folder / f"{name}.json" for name in names] or sorted(folder.glob("*.json")):
         found = json.loads(path.read_text())
-        rows = found["rows"]
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-        lines += [f"| {' | '.join(_cell(row.get(name)) for name in columns)} |" for row in rows]
         heads = [f"## {path.stem}", _cell(found["settings"]), _cell(found["machine"])]
-        parts.append("\n\n".join([*heads, "\n".join(lines)]))
+        parts.append("\n\n".join([*heads, markdown(found["rows"])]))
     return "\n\n".join(parts)
 
 

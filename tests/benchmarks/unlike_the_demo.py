@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import add_options, keep
+from record import add_options, keep, markdown
 from scipy import ndimage
 from sklearn.metrics import average_precision_score
 from torch import nn
@@ -285,11 +285,7 @@ def main() -> None:
                 forwards.append(found.num_forwards)
             rows.append({"task": name, "method": method, "scans": len(scans), "AUPRC": float(np.mean(precisions))})
             rows[-1] |= {"lowest AUPRC": min(precisions), "inside": inside, "forwards": float(np.mean(forwards))}
-            print(
-                f"{name:10s} {method:22s} AUPRC {rows[-1]['AUPRC']:.3f} (lowest {min(precisions):.2f})  inside "
-                f"{inside} of {len(scans)}  forwards {rows[-1]['forwards']:.0f}",
-                flush=True,
-            )
+            print(markdown(rows[-1:]), flush=True)
     for method in args.methods:
         found = [row["AUPRC"] for row in rows if row["method"] == method and row["task"] != "mirror"]
         print(f"mean       {method:22s} {np.mean(found):.3f}")
