@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from monai.bundle import ConfigParser
 from torch import nn
 from xaitk_saliency import GenerateClassifierConfidenceSaliency, GenerateImageClassifierBlackboxSaliency, PerturbImage
 from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import OcclusionScoring
@@ -185,33 +183,3 @@ def test_other_classes_are_no_methods() -> None:
     assert as_method(GenerateImageClassifierBlackboxSaliency) is None
     with pytest.raises(ValueError, match=r"must be a function like those of monai_saliency\.methods"):
         find_method("xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring.RISEScoring")
-
-
-CONFIG = """
-perturber: {_target_: xaitk_saliency.impls.perturb_image.rise.RISEGrid, n: 20, s: 4, p1: 0.4, seed: 3, threads: 0}
-generator: {_target_: xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring.RISEScoring, p1: 0.4}
-target: {_target_: monai_saliency.ClassScore, classes: all, activation: softmax}
-parts:
-  _target_: monai_saliency.PerturbationInferer
-  masks: {_target_: monai_saliency.xaitk.PerturbImageMasks, perturber: '@perturber'}
-  target: '@target'
-  estimator: {_target_: monai_saliency.xaitk.ConfidenceScoring, generator: '@generator'}
-whole:
-  _target_: monai_saliency.xaitk.BlackBoxInferer
-  method:
-    _target_: xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise.RISEStack
-    n: 20
-    s: 4
-    p1: 0.4
-    seed: 3
-  target: '@target'
-"""
-
-
-def test_a_bundle_builds_them_by_target(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    parser = ConfigParser()
-    parser.read_config(tmp_path / "config.yaml")
-    expected = scaled(ms.rise(20, 4, 0.4, 3, form="debiased", target=TARGET)(IMAGES, NET))
-    for name in ("parts", "whole"):
-        close(parser.get_parsed_content(name)(IMAGES, NET), expected)
