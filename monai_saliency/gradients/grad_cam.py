@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from difflib import get_close_matches
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -61,7 +61,7 @@ class GradCAM(GradientMethod):
         return image[None].expand(len(indices), *image.shape).clone()
 
     @contextmanager
-    def watching(self, network: Any) -> Iterator[_Layers]:
+    def watching(self, network: Any) -> Iterator[_Layer]:
         if not isinstance(network, torch.nn.Module):
             raise NoGradient(f"it is a {type(network).__name__}, which has no layers that could be watched")
         modules = dict(network.named_modules())
@@ -70,22 +70,21 @@ class GradCAM(GradientMethod):
         elif self.target_layer in modules:
             modules = {self.target_layer: modules[self.target_layer]}
         else:
-            near = get_close_matches(self.target_layer, modules, n=3, cutoff=0.4) or list(modules)[-3:]
             raise ValueError(
                 f"`target_layer` {self.target_layer!r} is not a layer of {type(network).__name__}, which has "
-                f"{', '.join(near)} and others: see network.named_modules()"
+                f"{', '.join(list(modules)[-3:])} and others: see network.named_modules()"
             )
-        layers = _Layers()
+        layer = _Layer()
         with ExitStack() as stack:
             for name, module in modules.items():
                 try:
-                    stack.callback(module.register_forward_hook(layers.hook(name)).remove)
+                    stack.callback(module.register_forward_hook(partial(layer.note, name)).remove)
                 except RuntimeError as error:  # a TorchScript module
                     raise NoGradient(f"its layers cannot be watched ({error})") from error
-            yield layers
-        if layers.name is not None and _named.get(network) != layers.name:
-            _named[network] = layers.name
-            logger.info("Grad-CAM of %s reads the layer %r", type(network).__name__, layers.name)
+            yield layer
+        if layer.name is not None and _named.get(network) != layer.name:
+            _named[network] = layer.name
+            logger.info("Grad-CAM of %s reads the layer %r", type(network).__name__, layer.name)
 
     def pull(
         self, images: torch.Tensor, watched: Any, outputs: Sequence[torch.Tensor], grads: Sequence[Any], keep: bool
@@ -107,21 +106,16 @@ class GradCAM(GradientMethod):
         return mean[0]
 
 
-class _Layers:
-    """The output of the layer that is read, of the last call of the network."""
+class _Layer:
+    """The layer that is read, of the last call of the network."""
 
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self.activation: torch.Tensor | None = None
+    name: str | None = None
+    activation: torch.Tensor | None = None
 
-    def hook(self, name: str) -> Callable[..., None]:
-        """What notes the output of the layer of a name."""
-
-        def note(module: Any, inputs: Any, output: Any) -> None:
-            if not isinstance(output, torch.Tensor) or not output.requires_grad or output.ndim not in (3, 4, 5):
-                return
-            size = math.prod(output.shape[2:])
-            if size > 1 and (self.activation is None or size <= math.prod(self.activation.shape[2:])):
-                self.name, self.activation = name, output
-
-        return note
+    def note(self, name: str, module: Any, inputs: Any, output: Any) -> None:
+        """Take the output of a layer that is as coarse, or coarser."""
+        if not isinstance(output, torch.Tensor) or not output.requires_grad or output.ndim not in (3, 4, 5):
+            return
+        size = math.prod(output.shape[2:])
+        if size > 1 and (self.activation is None or size <= math.prod(self.activation.shape[2:])):
+            self.name, self.activation = name, output

@@ -17,7 +17,7 @@ import torch
 from monai.inferers import Inferer, SliceInferer
 
 from monai_saliency.errors import CaseError
-from monai_saliency.networks.inputs import InputAdapter, SplitInputs
+from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath, check_rows, joined, read, rows
 from monai_saliency.utils.monai_private import tensor_version, tree_map
 
@@ -52,7 +52,7 @@ class Forward:
     """Calls the network, on whole images by the inner inferer, or on patches."""
 
     inferer: Inferer
-    inputs: InputAdapter
+    inputs: TensorInput
     network: Callable[..., Any]
     output: OutputPath | None = None
     args: Sequence[Any] = ()

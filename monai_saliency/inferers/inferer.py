@@ -31,7 +31,7 @@ from monai_saliency.inferers.whole_images import WholeImages
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.rise import MCRISEMasks
 from monai_saliency.networks.ensemble import Ensemble
-from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
+from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
@@ -93,7 +93,7 @@ class PerturbationInferer(Inferer):
         mask_batch_size: int | str = 16,
         progress: bool = False,
         output: OutputPath | None = None,
-        inputs: InputAdapter | None = None,
+        inputs: TensorInput | None = None,
         patch_memory: PatchMemory | bool | None = True,
         autocast: Mapping[str, Any] | None = None,
         sharing: Sharing | None = None,
@@ -373,7 +373,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     instance("fill", settings["fill"], CaseFill, words, function=True, none=True)
     words = "a MONAI inferer such as SimpleInferer()"
     instance("inferer", settings["inferer"], Inferer, words, function=True, none=True)
-    instance("inputs", settings["inputs"], InputAdapter, "an adapter such as DictInput('image')", none=True)
+    instance("inputs", settings["inputs"], TensorInput, "an adapter such as DictInput('image')", none=True)
     words = "True, False or PatchMemory(device_bytes=..., host_bytes=...)"
     instance("patch_memory", settings["patch_memory"], (bool, PatchMemory), words, none=True)
     words = "the arguments of torch.autocast, such as {'dtype': torch.float16}"

@@ -16,14 +16,13 @@ from monai_saliency.networks.adapters import OnImageGrid
 from monai_saliency.networks.checkpoints import load_checkpoint, network_of
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.identity import network_fingerprint
-from monai_saliency.networks.inputs import ArgumentInputs, DictInput, InputAdapter, ListInput, TensorInput
+from monai_saliency.networks.inputs import ArgumentInputs, DictInput, ListInput, TensorInput
 from monai_saliency.networks.runtime import accelerated, runtime_settings
 
 __all__ = [
     "ArgumentInputs",
     "DictInput",
     "Ensemble",
-    "InputAdapter",
     "ListInput",
     "OnImageGrid",
     "TensorInput",

@@ -6,7 +6,6 @@ of their case: on the images' grid as further channels, which a sliding window c
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ from monai_saliency.utils.tensors import plain
 Infer = Callable[..., Any]
 TakeApart = Callable[[torch.Tensor], dict[Any, torch.Tensor]]
 
-__all__ = ["ArgumentInputs", "DictInput", "InputAdapter", "ListInput", "SplitInputs", "TensorInput"]
+__all__ = ["ArgumentInputs", "DictInput", "ListInput", "SplitInputs", "TensorInput"]
 
 
 @dataclass(frozen=True)
@@ -49,16 +48,25 @@ class SplitInputs:
         }
 
 
-class InputAdapter(ABC):
-    """How a network takes its inputs. A subclass implements :meth:`split`, :meth:`join` and :meth:`run`."""
+class TensorInput:
+    """One tensor ``(B, C, *spatial)``: the input of most networks, and the default. The other adapters derive from it.
 
-    @abstractmethod
+    A subclass overrides :meth:`split`, :meth:`join` and :meth:`run`.
+    """
+
     def split(self, inputs: Any) -> SplitInputs:
         """Split the inputs of a batch of cases, as the user gives them."""
+        images = _images("`inputs`", inputs)
+        return SplitInputs(images, inputs, images[:, :0])
 
-    @abstractmethod
     def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
         """Make the inputs that :meth:`split` takes of the image ``(B, C, *spatial)`` and held inputs ``(B, ...)``."""
+        if held:
+            raise ValueError(
+                f"held inputs {list(held)} are given, and the inferer's `inputs` takes one tensor: set DictInput or "
+                "ArgumentInputs"
+            )
+        return image
 
     def check_inferer(self, split: SplitInputs, inferer: Inferer) -> None:
         """Refuse an inner MONAI inferer that cannot run these inputs."""
@@ -68,36 +76,13 @@ class InputAdapter(ABC):
                 f"into the patches of {type(inferer).__name__}: use SimpleInferer"
             )
 
-    @abstractmethod
     def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
         """The network's output for a batch ``(n, C + H, *spatial)`` of perturbed and held images.
 
         ``infer`` runs a network on a batch: the inner inferer. ``take_apart`` returns the network's inputs by name, for
         the batch or for a patch of it.
         """
-
-
-class TensorInput(InputAdapter):
-    """One tensor ``(B, C, *spatial)``: the input of most networks, and the default."""
-
-    def split(self, inputs: Any) -> SplitInputs:
-        images = _images("`inputs`", inputs)
-        return SplitInputs(images, inputs, images[:, :0])
-
-    def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
-        if held:
-            raise ValueError(
-                f"held inputs {list(held)} are given, and the inferer's `inputs` takes one tensor: set DictInput or "
-                "ArgumentInputs"
-            )
-        return image
-
-    def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
-        return infer(self.as_taken(batch), network)
-
-    def as_taken(self, batch: torch.Tensor) -> Any:
-        """The batch in the form that the network takes."""
-        return batch
+        return infer(batch, network)
 
 
 class ListInput(TensorInput):
@@ -121,11 +106,11 @@ class ListInput(TensorInput):
                 "sliding window if it has one"
             )
 
-    def as_taken(self, batch: torch.Tensor) -> list[torch.Tensor]:
-        return list(batch)
+    def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
+        return infer(list(batch), network)
 
 
-class _NamedInputs(InputAdapter):
+class _NamedInputs(TensorInput):
     """Several inputs: a dictionary of tensors ``(B, ...)``, or a sequence of tensors, which are named 0, 1, ..."""
 
     def __init__(self, perturb: str | int | Sequence[str | int]) -> None:
@@ -179,9 +164,9 @@ class _NamedInputs(InputAdapter):
     def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
         return infer(batch, lambda part, *more, **named: self.call(network, take_apart(part), more, named))
 
-    @abstractmethod
     def call(self, network: Infer, inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the network with its inputs by name, and with further arguments from the inner inferer."""
+        raise NotImplementedError
 
 
 class DictInput(_NamedInputs):

@@ -24,6 +24,10 @@ __all__ = ["MirroredNetwork", "NNUNetModel", "NNUNetNetwork", "network_of"]
 
 #: nnU-Net's readers whose scans are read as they do it
 _READERS = ("SimpleITKIO", "SimpleITKIOWithReorient", "NibabelIO", "NibabelIOWithReorient")
+# The log that nnU-Net's trainer keeps in a checkpoint may hold numbers of NumPy.
+_NUMBERS: list[Any] = [np.float64(0).__reduce__()[0], np.dtype]
+_NUMBERS += [type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64, np.bool_)]
+torch.serialization.add_safe_globals(_NUMBERS)
 
 
 class MirroredNetwork(torch.nn.Module):
@@ -31,16 +35,11 @@ class MirroredNetwork(torch.nn.Module):
 
     def __init__(self, network: torch.nn.Module, axes: Sequence[int] = (), spatial_dims: int = 3) -> None:
         super().__init__()
-        if any(not 0 <= axis < spatial_dims for axis in axes):
-            raise ValueError(f"`axes` must be axes of a network of {spatial_dims} spatial axes, got {tuple(axes)}")
         self.network = network
         self.axes = tuple(axes)
         self.spatial_dims = spatial_dims
         orders = chain.from_iterable(combinations(self.axes, count + 1) for count in range(len(self.axes)))
         self.flips = [tuple(axis + 2 for axis in each) for each in orders]
-
-    def extra_repr(self) -> str:
-        return f"axes={self.axes}, spatial_dims={self.spatial_dims}"
 
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
         """Compute the mean logits of patches and their mirrored copies."""
@@ -51,8 +50,7 @@ class MirroredNetwork(torch.nn.Module):
         # Summed in nnU-Net's order, so that the logits are equal to the bit.
         for axes in self.flips:
             logits = logits + torch.flip(self.network(torch.flip(patches, axes)), axes)
-        if self.flips:
-            logits = logits / (len(self.flips) + 1)
+        logits = logits / (len(self.flips) + 1)
         return logits.unsqueeze(2) if slices else logits
 
 
@@ -69,11 +67,7 @@ class NNUNetNetwork(torch.nn.Module):
 
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
         """Compute the mean logits ``(B, classes, *spatial)`` of patches ``(B, C, *spatial)``."""
-        first, *others = self.members
-        logits = first(patches)
-        for member in others:
-            logits = logits + member(patches)
-        return logits / len(self.members) if others else logits
+        return sum(member(patches) for member in self.members) / len(self.members)
 
 
 def network_of(predictor: Any, mirroring: bool) -> NNUNetNetwork:
@@ -108,6 +102,9 @@ class NNUNetModel:
         configuration: the name of the configuration that the checkpoints were trained with.
         folds: the folds.
         reorients: whether nnU-Net's reader turns scans to RAS axes first.
+        patch_size: the size of a patch in voxels: three numbers, or two for a network of slices.
+        activation: from logits to probabilities: ``"softmax"``, or ``"sigmoid"`` for labels that are regions.
+        channels: how many channels (modalities, each in a file) a scan has.
 
     Raises:
         FileNotFoundError: when a file is missing.
@@ -122,9 +119,9 @@ class NNUNetModel:
         configuration: str | None = None,
         checkpoint: str = "checkpoint_final.pth",
     ) -> None:
-        self.folder = _model_folder(folder, configuration)
-        self.dataset_json = _json(self.folder / "dataset.json")
-        self.plans = _json(self.folder / "plans.json")
+        self.folder = _model_folder(Path(folder), configuration)
+        self.dataset_json = json.loads((self.folder / "dataset.json").read_text(encoding="utf-8"))
+        self.plans = json.loads((self.folder / "plans.json").read_text(encoding="utf-8"))
         reader = str(self.plans["image_reader_writer"])
         if reader not in _READERS:
             raise ValueError(
@@ -136,9 +133,7 @@ class NNUNetModel:
         self.folds = _folds(self.folder, folds, checkpoint)
         self.configuration = _configuration([self.folder / f"fold_{fold}" / checkpoint for fold in self.folds])
         if configuration not in (None, self.configuration):
-            raise ValueError(
-                f"the checkpoints of {self.folder} are of the configuration {self.configuration}, not {configuration}"
-            )
+            raise ValueError(f"the checkpoints of {self.folder} are of {self.configuration}, not {configuration}")
         stage = self.plans["configurations"][self.configuration].get("previous_stage")
         if stage is not None:
             raise ValueError(
@@ -149,53 +144,34 @@ class NNUNetModel:
         module = require("nnunetv2.inference.predict_from_raw_data", extra="nnunet")
         self.predictor = module.nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
         self.predictor.initialize_from_trained_model_folder(str(self.folder), self.folds, checkpoint)
-
-    @property
-    def patch_size(self) -> list[int]:
-        """The size of a patch in voxels: three numbers, or two for a network of slices."""
-        return list(self.predictor.configuration_manager.patch_size)
-
-    @property
-    def activation(self) -> str:
-        """The function from logits to probabilities: ``"softmax"``, or ``"sigmoid"`` for labels that are regions."""
-        return "sigmoid" if self.predictor.label_manager.has_regions else "softmax"
-
-    @property
-    def channels(self) -> int:
-        """How many channels (modalities, each in a file) a scan has."""
-        return len(self.dataset_json.get("channel_names", self.dataset_json.get("modality")))
+        self.patch_size = list(self.predictor.configuration_manager.patch_size)
+        self.activation = "sigmoid" if self.predictor.label_manager.has_regions else "softmax"
+        self.channels = len(self.dataset_json.get("channel_names", self.dataset_json.get("modality")))
 
     def network(self, mirroring: bool = True) -> NNUNetNetwork:
-        """The folds' networks as one, in evaluation mode, on the CPU.
-
-        Args:
-            mirroring: whether to average logits over mirrored patches along the axes that the checkpoint allows.
+        """The folds' networks as one, in evaluation mode, on the CPU; ``mirroring`` averages logits over mirrored
+        patches along the axes that the checkpoint allows.
         """
         return network_of(self.predictor, mirroring)
 
 
-def _model_folder(folder: str | Path, configuration: str | None) -> Path:
+def _model_folder(folder: Path, configuration: str | None) -> Path:
     """The folder of one model."""
-    folder = Path(folder)
     if (folder / "plans.json").is_file():
         return folder
     below = sorted(path.parent for path in folder.glob("*__*__*/plans.json"))
     found = [each for each in below if configuration in (None, each.name.rpartition("__")[2])]
     if len(found) == 1:
         return found[0]
-    if below and not found:
-        raise FileNotFoundError(
-            f"{folder} holds no model of the configuration {configuration}, only {_listed(below)}: choose one of these "
-            "by --nnunet_configuration, or train that one"
-        )
-    if not found:
+    if not below:
         raise FileNotFoundError(
             f"{folder} holds no plans.json: pass --nnunet_model_folder with the model folder that nnU-Net's training "
             "made, <nnUNet_results>/<dataset>/<trainer>__<plans>__<configuration>"
         )
+    count = "several models" if found else "no model"
     raise ValueError(
-        f"{folder} holds several models ({_listed(found)}): pass one of these folders as --nnunet_model_folder"
-        + (", or choose by --nnunet_configuration" if configuration is None else "")
+        f"{folder} holds {count} of the configuration {configuration or 'any'}, and these: {_listed(below)}. Pass one "
+        "as --nnunet_model_folder, or choose by --nnunet_configuration"
     )
 
 
@@ -214,30 +190,18 @@ def _folds(folder: Path, folds: Sequence[int | str] | int | str | None, checkpoi
     if missing or not folds:
         raise FileNotFoundError(
             f"{folder} has no {checkpoint} of fold {', '.join(missing) or 'any number'}: is the training finished? "
-            f"Folds there: {_listed(folder.glob('fold_*'))}; checkpoints in them: "
-            f"{_listed(folder.glob('fold_*/*.pth'))}, of which --nnunet_checkpoint chooses"
+            f"Checkpoints there: {_listed(folder.glob('fold_*/*.pth'))}, of which --nnunet_checkpoint chooses; in "
+            f"{_listed(folder.glob('fold_*'))}"
         )
     return [fold if fold == "all" else int(fold) for fold in folds]
 
 
-def _json(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: nnU-Net's training puts it into the model folder")
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def _configuration(checkpoints: Sequence[Path]) -> str:
     """The configuration of all checkpoints, and that they hold no code: nnU-Net's predictor would run it."""
-    # The log that nnU-Net's trainer keeps may hold numbers of NumPy.
-    scalar = np.float64(0).__reduce__()[0]
-    types = [scalar, np.dtype, *(type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64, np.bool_))]
-    # `safe_globals` forgets at its end what it is given, also where it was safe before.
-    types = [each for each in types if each not in torch.serialization.get_safe_globals()]
     found = set()
     for path in checkpoints:
         try:
-            with torch.serialization.safe_globals(types):
-                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
             raise AdviceError(
                 f"the checkpoint {path} cannot be read without running code in it ({str(error).splitlines()[0]}): "

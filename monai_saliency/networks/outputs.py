@@ -35,8 +35,6 @@ def read(output: Any, path: OutputPath | None) -> Any:
 
 def check_rows(output: Any, count: int) -> None:
     """Refuse an output, or a part of one, that does not have one row for each of ``count`` images."""
-    if isinstance(output, torch.Tensor) and output.ndim and output.shape[0] == count:
-        return
     parts = list(_leaves(output, count))
     if not any(isinstance(part, (torch.Tensor, list, tuple)) for _, part in parts):
         raise ValueError(
@@ -44,16 +42,14 @@ def check_rows(output: Any, count: int) -> None:
             "reads tensors from it"
         )
     for path, part in parts:
-        if _is_list_of(Mapping, part) and len(part) != count:
-            what = f"a list of {len(part)} dictionaries{_at(path)}"
-            should = "it must have one entry per image"
-        elif isinstance(part, torch.Tensor) and (part.ndim == 0 or len(part) != count):
-            what = f"an output of shape {tuple(part.shape)}{_at(path)}"
-            should = "its first axis must be the batch"
+        if isinstance(part, torch.Tensor) and (part.ndim == 0 or len(part) != count):
+            what, should = f"an output of shape {tuple(part.shape)}", "its first axis must be the batch"
+        elif _is_list_of(Mapping, part) and len(part) != count:
+            what, should = f"a list of {len(part)} dictionaries", "it must have one entry per image"
         else:
             continue
-        other = "; choose another part by `output`" if path else ""
-        raise ValueError(f"the network gave {what} for a batch of {count} images; {should}{other}")
+        at, other = (f" at output={_short(path)!r}", "; choose another part by `output`") if path else ("", "")
+        raise ValueError(f"the network gave {what}{at} for a batch of {count} images; {should}{other}")
 
 
 def rows(output: Any, start: int, stop: int, count: int) -> Any:
@@ -91,8 +87,7 @@ def num_rows(output: Any) -> int:
 def choices(output: Any) -> str:
     """The possible values of ``output`` for a structured output, with the shape that each reads, for messages."""
     found = [(path, part) for path, part in _leaves(output) if path and isinstance(part, torch.Tensor)]
-    named = [f"output={_short(path)!r} reads {shape(part)}" for path, part in found[:_SHOWN]]
-    return ", ".join([*named, *(["..."] if len(found) > _SHOWN else [])])
+    return ", ".join(f"output={_short(path)!r} reads {shape(part)}" for path, part in found[:_SHOWN])
 
 
 def shape(output: torch.Tensor) -> str:
@@ -130,7 +125,3 @@ def _leaves(output: Any, count: int | None = None, path: tuple[Any, ...] = ()) -
 
 def _short(path: tuple[Any, ...]) -> Any:
     return path[0] if len(path) == 1 else path
-
-
-def _at(path: tuple[Any, ...]) -> str:
-    return f" at output={_short(path)!r}" if path else ""

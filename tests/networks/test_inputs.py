@@ -7,7 +7,7 @@ import torch
 from monai.inferers import PatchInferer, SlidingWindowInferer, SlidingWindowSplitter
 
 from monai_saliency.methods import rise, sliding_window
-from monai_saliency.networks.inputs import ArgumentInputs, DictInput, InputAdapter, ListInput, TensorInput
+from monai_saliency.networks.inputs import ArgumentInputs, DictInput, ListInput, TensorInput
 from monai_saliency.targets import ClassScore, RegionScore
 from monai_saliency.transforms import Saliency, Saliencyd
 
@@ -45,7 +45,7 @@ def one_by_one(images: torch.Tensor, **settings: Any) -> torch.Tensor:
         (ArgumentInputs("image", positional=["prior"]), lambda p, *, image, age: score(image, p, age)),
     ],
 )
-def test_held_inputs_follow_their_case(adapter: InputAdapter, network: Any, mask_batch_size: int) -> None:
+def test_held_inputs_follow_their_case(adapter: TensorInput, network: Any, mask_batch_size: int) -> None:
     """In batches that hold rows of several cases, and in the last one, which is not full."""
     explain = rise(7, 3, target=TARGET, inputs=adapter, mask_batch_size=mask_batch_size)
     maps = explain({"image": IMAGES, "prior": PRIORS, "age": AGES}, network)
@@ -89,7 +89,7 @@ def test_held_images_are_cut_by_a_sliding_window(padded: bool) -> None:
 
 
 @pytest.mark.parametrize("adapter", [DictInput("image"), ArgumentInputs("image", positional=["image", "prior"])])
-def test_as_a_transform(adapter: InputAdapter) -> None:
+def test_as_a_transform(adapter: TensorInput) -> None:
     """Held inputs of one item have no batch axis, and may be arrays and numbers."""
     network: Any = lambda image, prior, age: score(image, prior, age)  # noqa: E731
     if isinstance(adapter, DictInput):
@@ -123,7 +123,7 @@ class TestErrors:
             (DictInput([0, 1]), (IMAGES, PRIORS[..., :4]), r"0 is \(3, 2, 9, 8\).*, 1 is \(3, 1, 9, 4\)"),
         ],
     )
-    def test_inputs_that_do_not_fit(self, adapter: InputAdapter, inputs: Any, match: str) -> None:
+    def test_inputs_that_do_not_fit(self, adapter: TensorInput, inputs: Any, match: str) -> None:
         with pytest.raises(ValueError, match=match):
             rise(3, 3, target=TARGET, inputs=adapter)(inputs, lambda x: x)
 
