@@ -281,7 +281,7 @@ PIPELINES: list[Row] = [
     (
         "map by the method",
         lambda: ms.Saliency(NETWORK, ms.rise),
-        r"`inferer` must be an inferer made by .*, got the function rise",
+        r"`inferer` must be an inferer made by .*, got a function",
     ),
     (
         "map of a class",

@@ -6,7 +6,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
+
+from monai.data import Dataset
 
 from monai_saliency.data.case_ids import CaseIds
 from monai_saliency.data.listings import LISTS, Listed, read_list
@@ -14,7 +16,6 @@ from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
 from monai_saliency.storage.files import NIFTI, check_readers, format_of
 from monai_saliency.utils.arguments import a_path, instance
-from monai_saliency.utils.monai_private import ItemDataset
 
 __all__ = ["CohortDataset", "find_cases"]
 
@@ -175,7 +176,7 @@ def _missing(image: str | Path) -> str:
     return f"{image} does not exist: copy it there, or take it off the list of scans"
 
 
-class CohortDataset(ItemDataset):
+class CohortDataset(Dataset):
     """A dataset whose errors name the case.
 
     Args:
@@ -203,7 +204,9 @@ class CohortDataset(ItemDataset):
             instance("transform", transform, (), words, function=True, none=True)
         super().__init__(data, transform)
 
-    def make_item(self, index: int) -> Any:
+    def __getitem__(self, index: int | slice | Sequence[int]) -> Any:
+        if not isinstance(index, SupportsIndex):
+            return super().__getitem__(index)  # a part of the dataset
         case = self.data[index]
         try:
             return self.read(index)
@@ -223,4 +226,4 @@ class CohortDataset(ItemDataset):
 
     def read(self, index: int) -> Any:
         """Transform one case. Subclasses override this."""
-        return super().make_item(index)
+        return super().__getitem__(index)

@@ -28,12 +28,10 @@ class CheckScand(MapTransform):
     Args:
         keys: the keys of the images ``(C, *spatial)``.
         spatial_dims: number of spatial axes that the network expects, 2 or 3.
-        channels_key: the key of the number of channels that an item must have; 1 if the item does not have this key.
-        case_key: the key of the case's name, for errors.
         allow_missing_keys: whether items may lack a key.
 
     Raises:
-        CaseError: when called, for another number of spatial axes or channels, an empty axis, complex, NaN or infinite
+        CaseError: when called, for another number of spatial axes or channels, complex, NaN or infinite
             voxels, an affine that is singular or not finite, or a NIfTI header of which MONAI reads another place of
             the voxels than the sform, on whose grid maps are saved.
 
@@ -48,25 +46,15 @@ class CheckScand(MapTransform):
 
     only_checks = True
 
-    def __init__(
-        self,
-        keys: KeysCollection,
-        spatial_dims: int = 3,
-        channels_key: str = "channels",
-        case_key: str = "case",
-        allow_missing_keys: bool = False,
-    ) -> None:
+    def __init__(self, keys: KeysCollection, spatial_dims: int = 3, allow_missing_keys: bool = False) -> None:
         super().__init__(keys, allow_missing_keys)
         self.spatial_dims = whole_number("spatial_dims", spatial_dims, 2)
-        self.channels_key = channels_key
-        self.case_key = case_key
 
     def __call__(self, data: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
         for key in self.key_iterator(dict(data)):
-            problem = self._problem(data[key], int(data.get(self.channels_key, 1)))
+            problem = self._problem(data[key], int(data.get("channels", 1)))
             if problem:
-                name = data.get(self.case_key)
-                raise CaseError(str(name if name is not None else key), problem)
+                raise CaseError(str(data.get("case", key)), problem)
         return data
 
     def _problem(self, image: torch.Tensor, channels: int) -> str | None:
@@ -80,8 +68,6 @@ class CheckScand(MapTransform):
                 "is expected: split it into files, list its modalities in a dataset.json if they are channels of one "
                 f"scan, or set --channels {count} for a network that takes so many"
             )
-        if 0 in shape:
-            return f"the scan's shape {shape} holds no voxel"
         problem = header_problem(image, dims)
         if problem is None and not bool(torch.isfinite(image).all()):
             wrong = int((~torch.isfinite(image)).sum())

@@ -29,7 +29,6 @@ class LoadRegionsd(MapTransform):
         keys: the keys of the label maps' files.
         names: the keys of the loaded label maps ``(1, *spatial)``, one for each of ``keys``.
         image_key: the key of the preprocessed image ``(C, *spatial)``.
-        case_key: the key of the case's name, for errors.
         allow_missing_keys: whether items may lack a key.
 
     Raises:
@@ -48,7 +47,6 @@ class LoadRegionsd(MapTransform):
         keys: KeysCollection = CommonKeys.LABEL,
         names: str | Sequence[str] = "regions",
         image_key: str = CommonKeys.IMAGE,
-        case_key: str = "case",
         allow_missing_keys: bool = False,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
@@ -56,7 +54,6 @@ class LoadRegionsd(MapTransform):
         if len(self.names) != len(self.keys):
             raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {self.names}")
         self.image_key = image_key
-        self.case_key = case_key
         self.load = load_image(image_only=True, dtype=np.float64)  # which holds large labels exactly
         self.channel_first = EnsureChannelFirst()
         self.match = ResampleToMatch(mode="nearest", padding_mode="zeros")
@@ -64,7 +61,7 @@ class LoadRegionsd(MapTransform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
         for key, name in self.key_iterator(d, self.names):
-            case = str(d.get(self.case_key, key))
+            case = str(d.get("case", key))
             if not d[key]:
                 raise CaseError(
                     case,

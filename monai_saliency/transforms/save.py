@@ -24,7 +24,7 @@ from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.files import atomic_path, load_image, load_label, load_scan
-from monai_saliency.utils.arguments import a_path, check_option, flag, positive_or_none
+from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers
 from monai_saliency.visualize.legend import Legend, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture
 from monai_saliency.visualize.report.kept_scan import KeptScan, kept_path
@@ -146,12 +146,10 @@ class SaveSaliencyd(MapTransform):
         keys: the keys of the maps ``(K, *spatial)``, in the score's unit.
         output_dir: the output folder.
         picture: whether to draw a picture too.
-        case_key: the key of the case's name.
         allow_missing_keys: whether items may lack a key.
         grid_key: the key of an image ``(C, *spatial)``. Items that have it have their maps saved on the grid of this
             image instead of the scan's file.
         scale: the largest absolute value of the pictures' colour bar, in the map's unit; see above.
-        label_key: the key of a label map's file, on any grid, which the picture outlines where there is one.
         report: whether to keep, in ``views/`` below the output folder, what a report shows under the maps
             (:class:`~monai_saliency.visualize.report.KeptScan`).
         picture_format: of the pictures, ``"png"`` or ``"svg"``.
@@ -180,27 +178,24 @@ class SaveSaliencyd(MapTransform):
         keys: KeysCollection,
         output_dir: str | Path,
         picture: bool = True,
-        case_key: str = "case",
         allow_missing_keys: bool = False,
         grid_key: Hashable | None = None,
         scale: float | None = None,
-        label_key: str = "label",
         report: bool = False,
         picture_format: str = "png",
     ) -> None:
         super().__init__(keys, allow_missing_keys)
         self.report = flag("report", report)
-        self.scale = positive_or_none("scale", scale)
-        self.label_key = label_key
+        positive_numbers("scale", 1 if scale is None else scale)
+        self.scale = scale
         self.grid_key = grid_key
         self.output_dir = a_path("output_dir", output_dir)
         self.picture = flag("picture", picture)
         self.picture_format = check_option("picture_format", picture_format, PICTURE_FORMATS)
-        self.case_key = case_key
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
-        case, written = str(d[self.case_key]), []
+        case, written = str(d["case"]), []
         for key in self.key_iterator(d):
             grid = self._grid(d, key)
             if not grid.holds(d[key]):
@@ -227,11 +222,11 @@ class SaveSaliencyd(MapTransform):
         self, data: Mapping[Hashable, Any], key: Hashable, maps: np.ndarray, grid: _Grid, legends: list[Legend]
     ) -> None:
         """Draw a case's maps ``(K, *spatial)``, which lie on the grid, and keep what a report shows under them."""
-        case, dims, scan = str(data[self.case_key]), maps.ndim - 1, grid.voxels()
+        case, dims, scan = str(data["case"]), maps.ndim - 1, grid.voxels()
         gray, error = _gray(scan, dims, grid.header is None), data.get(error_key(str(key)))
         drawn = grid.affine if grid.drawn is None else grid.drawn
         # A map that is not on its scan may have been moved in a way that no affine says.
-        label = None if self.grid_key in data else _label(case, data.get(self.label_key), grid, dims)
+        label = None if self.grid_key in data else _label(case, data.get("label"), grid, dims)
         if self.picture:
             is_here = isinstance(error, torch.Tensor) and tuple(error.shape) == maps.shape and grid.holds(error)
             figure = plot_saliency(
@@ -279,7 +274,7 @@ class SaveSaliencyd(MapTransform):
             return _image_grid(data[self.grid_key])
         if not Path(case_name(data[key])).exists():
             raise CaseError(
-                str(data[self.case_key]),
+                str(data["case"]),
                 f"the scan of the map {key!r} is not known: the map must be a MetaTensor whose `filename_or_obj` is "
                 "the scan's file, as Saliencyd returns for a scan of LoadImaged",
             )

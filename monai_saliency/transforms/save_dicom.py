@@ -25,7 +25,7 @@ from monai_saliency.storage.dicom import holds_series, series_files, sorted_seri
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.targets.base import label_name
 from monai_saliency.transforms.save import error_key
-from monai_saliency.utils.arguments import a_path, positive_or_none, require
+from monai_saliency.utils.arguments import a_path, positive_numbers, require
 from monai_saliency.version import __version__
 from monai_saliency.visualize.colours import blended, coloured_voxels, gray_window
 from monai_saliency.visualize.legend import Legend, default_legends, legends_of
@@ -53,7 +53,6 @@ class SaveDicomd(MapTransform):
     Args:
         keys: the keys of the maps ``(K, *spatial)``.
         output_dir: the output folder.
-        case_key: the key of the case's name.
         scale: the value with the last colour, in the map's unit; as for
             :class:`~monai_saliency.transforms.SaveSaliencyd` by default.
         allow_missing_keys: whether items may lack a key.
@@ -81,7 +80,6 @@ class SaveDicomd(MapTransform):
         self,
         keys: KeysCollection,
         output_dir: str | Path,
-        case_key: str = "case",
         scale: float | None = None,
         allow_missing_keys: bool = False,
         grid_key: Hashable | None = None,
@@ -91,23 +89,23 @@ class SaveDicomd(MapTransform):
         self.output_dir = a_path("output_dir", output_dir)
         for module in ("pydicom", "highdicom"):
             require(module, "dicom")
-        self.scale = positive_or_none("scale", scale)
-        self.case_key = case_key
+        positive_numbers("scale", 1 if scale is None else scale)
+        self.scale = scale
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
-        self.withdraw(str(d[self.case_key]))
+        self.withdraw(str(d["case"]))
         for key in self.key_iterator(d):
             if self.grid_key not in d and holds_series(case_name(d[key])):
                 try:
                     self._save(d, key)
                 except AdviceError as error:
-                    raise CaseError(str(d[self.case_key]), str(error)) from error
+                    raise CaseError(str(d["case"]), str(error)) from error
         return d
 
     def _save(self, data: Mapping[Hashable, Any], key: Hashable) -> None:
         """Write a case's maps."""
-        saliency: MetaTensor = data[key]
+        saliency, case = data[key], data["case"]
         files, maps = series_files(case_name(saliency)), saliency.detach().cpu().numpy()
         explanation, error = data.get("explanation"), data.get(error_key(str(key)))
         labels = [] if explanation is None else [label_name(label) for label, *_ in explanation.explained]
@@ -115,7 +113,7 @@ class SaveDicomd(MapTransform):
             text = f"saliency for {labels[i]}" if len(labels) == len(maps) else "saliency"
             # 64 characters that every archive knows, without the backslash that parts values.
             label = text.encode("ascii", "replace").decode().replace("\\", "/")[:64]
-            base = self.output_dir / f"{data[self.case_key]}_{key}{f'_{i + 1}' * (len(maps) > 1)}"
+            base = self.output_dir / f"{case}_{key}{f'_{i + 1}' * (len(maps) > 1)}"
             one = MetaTensor(torch.from_numpy(maps[i : i + 1]), affine=saliency.affine)
             save_parametric_map(base.with_name(f"{base.name}.dcm"), one, files, label=label)
             errors = None if error is None else error[i : i + 1].numpy(force=True)
@@ -183,11 +181,10 @@ def save_secondary_capture(
     """Write the scan with one map over it as a series of colour Secondary Captures, one a slice.
 
     Colours are chosen as by :func:`~monai_saliency.visualize.plot_saliency`. The scan is gray in
-    the window that its headers give, else in that of the pictures. The same map and series give the same UIDs.
+    the window of the pictures. The same map and series give the same UIDs.
 
     Args:
-        folder: the folder to write: ``0001.dcm`` and so on, each whole or not at all. Other ``*.dcm`` files in it are
-            removed.
+        folder: the folder to write: ``0001.dcm`` and so on, each whole or not at all.
         saliency: the map ``(1, columns, rows, slices)`` on the series' own grid.
         files: the series that was explained.
         label: what the map shows, at most 64 characters.
@@ -206,12 +203,12 @@ def save_secondary_capture(
 
         save_secondary_capture("captures", saliency, sorted(folder.glob("*.dcm")), label="tumour")
     """
-    hd, pydicom = (require(name, "dicom") for name in ("highdicom", "pydicom"))
+    hd = require("highdicom", "dicom")
     found = _OnSeries.of(saliency, files)
     legend = legend or default_legends([found.frames])[0]
     error = None if standard_error is None else found.as_frames(np.asarray(standard_error))
     coloured = coloured_voxels(found.frames, error, legend)
-    low, high = _window(found)
+    low, high = gray_window(found.scan)
     series, place = found.uid("captures", label, repr(legend)), Path(folder)
     written = []
     for number, (source, gray, frame, part) in enumerate(
@@ -231,26 +228,13 @@ def save_secondary_capture(
             _NAME,
             pixel_spacing=tuple(map(float, source.PixelSpacing)),
             patient_orientation=found.towards,
-            transfer_syntax_uid=pydicom.uid.ExplicitVRLittleEndian,
         )
         made.SeriesDescription = label
         path = place / f"{number:04d}.dcm"
         with atomic_path(path) as temporary:
             made.save_as(temporary)
         written.append(path)
-    for other in set(place.glob("*.dcm")) - set(written):
-        other.unlink()
     return written
-
-
-def _window(found: _OnSeries) -> tuple[float, float]:
-    """The scan's values that are drawn black and white."""
-    middle, width = (found.slices[0].get(word) for word in ("WindowCenter", "WindowWidth"))
-    if middle is None or width is None or found.slices[0].get("Modality") != "CT":
-        return gray_window(found.scan)
-    # Several windows are listed in the order of their use.
-    middle, width = (float(np.atleast_1d(np.asarray(each, float))[0]) for each in (middle, width))
-    return (middle - width / 2, middle + width / 2) if width > 0 else gray_window(found.scan)
 
 
 @dataclass(frozen=True)
@@ -276,12 +260,8 @@ class _OnSeries:
         values = nib.apply_orientation(values[0], turn)[None]
         if values.shape != (1, *volume.shape):
             raise AdviceError(f"the map must have the series' shape {(1, *volume.shape)}, got {values.shape}")
-        corners = np.array([*product(*([0, size - 1] for size in volume.shape), [1])])
-        apart = np.abs(corners @ (affine - volume.affine.cpu().numpy()).T).max()
-        if not apart <= 1e-3:
-            raise AdviceError(
-                f"the map lies up to {apart:.4g} mm off the series' grid, 1e-3 is allowed: invert it first"
-            )
+        if not np.allclose(affine, volume.affine.numpy(), rtol=0, atol=1e-3):
+            raise AdviceError("the map does not lie on the series' grid to 1e-3 mm: invert it first")
         if not np.isfinite(values).all():
             raise AdviceError("the map has NaN or infinite values, which a Parametric Map cannot show")
         scan, frames = (np.ascontiguousarray(each.transpose(2, 1, 0)) for each in (volume.numpy(), values[0]))

@@ -154,15 +154,8 @@ def region_rows(
         # The map is constant inside a region, so the mean is its value there.
         values = index.bincount(saliency.flatten().cpu().double(), minlength=len(counts)) / counts
         for place, region in enumerate(regions.values, start=1):
-            rows.append(
-                {
-                    "case": explanation.name,
-                    "class": label,
-                    "channel": "" if channel is None else channel,
-                    "region": region,
-                    "name": named.get(int(region), ""),
-                    "saliency": float(values[place]),
-                    "volume_ml": "" if voxel is None else round(int(counts[place]) * voxel, 6),
-                }
-            )
+            volume = "" if voxel is None else round(int(counts[place]) * voxel, 6)
+            where = "" if channel is None else channel
+            cells = explanation.name, label, where, region, named.get(int(region), ""), float(values[place]), volume
+            rows.append(dict(zip(REGION_COLUMNS, cells, strict=True)))
     return rows

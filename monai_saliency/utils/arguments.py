@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ __all__ = [
     "number",
     "per_axis",
     "positive_numbers",
-    "positive_or_none",
     "probability",
     "require",
     "torch_device",
@@ -71,13 +69,6 @@ def positive_numbers(name: str, value: Any) -> None:
     numbers = _numbers(value)
     if numbers is None or numbers.min() <= 0:
         raise ValueError(f"`{name}` must be a number above 0, got {value!r}")
-
-
-def positive_or_none(name: str, value: float | None) -> float | None:
-    """A number above 0, or None for what is found otherwise."""
-    if value is not None:
-        positive_numbers(name, value)
-    return value
 
 
 def finite_numbers(name: str, value: Any) -> None:
@@ -146,13 +137,8 @@ def instance(
         )
     if isinstance(value, kind) or (function and callable(value)) or (none and value is None):
         return value
-    if inspect.isroutine(value):
-        got = f"the function {getattr(value, '__name__', value)}"
-    elif value is None or isinstance(value, (str, bool, int, float)):
-        got = repr(value)
-    else:
-        got = f"a {type(value).__name__}"
-    raise ValueError(f"`{name}` must be {words}, got {got}")
+    is_plain = value is None or isinstance(value, (str, bool, int, float))
+    raise ValueError(f"`{name}` must be {words}, got {repr(value) if is_plain else f'a {type(value).__name__}'}")
 
 
 def callable_network(network: Any) -> Any:

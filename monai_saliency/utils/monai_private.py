@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from monai.data import Dataset
 from monai.engines import SupervisedEvaluator
 
 # MONAI has no public function for the step from patch to patch, which it rounds in its own way.
@@ -28,7 +27,6 @@ from monai_saliency.utils.arguments import require
 
 __all__ = [
     "BatchMetric",
-    "ItemDataset",
     "IterationEvaluator",
     "event_handlers",
     "postprocessing_of",
@@ -42,17 +40,6 @@ __all__ = [
     "tree_leaves",
     "tree_map",
 ]
-
-
-class ItemDataset(Dataset):
-    """A MONAI dataset with a public method that makes an item, which MONAI's subclasses override as private."""
-
-    def make_item(self, index: int) -> Any:
-        """Transform one case. Subclasses override this."""
-        return super()._transform(index)
-
-    def _transform(self, index: int) -> Any:
-        return self.make_item(index)
 
 
 class IterationEvaluator(SupervisedEvaluator):
@@ -129,9 +116,4 @@ def single_process() -> Iterator[None]:
 
 def set_experiment(handler: Any) -> None:
     """Let a ``monai.handlers.MLFlowHandler`` find or make its experiment. Its public ``start`` also begins a run."""
-    try:
-        handler._set_experiment()
-    except Exception as error:
-        if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
-            raise
-        handler._set_experiment()
+    handler._set_experiment()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Condition
 from typing import Any
 
@@ -37,11 +37,9 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def network_arithmetic(device: torch.device) -> Iterator[None]:
+def network_arithmetic(device: torch.device) -> AbstractContextManager[None]:
     """Keep the user's TF32 setting during a forward."""
-    with _no_tf32.kept_out() if device.type == "cuda" else nullcontext():
-        yield
+    return _no_tf32.kept_out() if device.type == "cuda" else nullcontext()
 
 
 def chosen_arithmetic() -> list[str]:

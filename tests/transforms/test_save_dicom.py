@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -107,20 +106,3 @@ def test_a_map_that_another_reader_has_turned_is_turned_back(tmp_path: Path) -> 
         found.append([(each.SOPInstanceUID, each.get("PixelData", each.get("FloatPixelData"))) for each in made])
     assert len(found[0]) == SLICES + 1
     assert found[0] == found[1]
-
-
-def test_captures_use_the_window_of_a_ct_and_leave_no_other_slice(tmp_path: Path) -> None:
-    def windowed(number: int, made: Any) -> Any:
-        made.WindowCenter, made.WindowWidth = [-900, 40], [200, 400]
-        return made
-
-    files = write(tmp_path / "in", "1.2.3", windowed)
-    image = load_image(image_only=True)(str(files[0]))
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "0009.dcm").touch()
-    paths = save_secondary_capture(tmp_path / "out", image[None] * 0, files)
-    assert sorted((tmp_path / "out").iterdir()) == paths
-    scan = stored() * 2.0 - 1024
-    for number, path in enumerate(paths):
-        gray = np.rint(255 * np.clip((scan[number] + 1000) / 200, 0, 1))
-        assert np.array_equal(pydicom.dcmread(path).pixel_array[..., 0], gray)
