@@ -52,11 +52,6 @@ class ScoreState:
     Masks come in rounds (:meth:`~monai_saliency.masks.base.BoundMasks.next_round`). Row i of the scores belongs to mask
     ``ids[i]``. Where all masks are one round, row i belongs to mask i.
 
-    Args:
-        estimator: makes the map from the scores.
-        masks: the masks of the case.
-        reference_scores: ``(K,)``, the scores of the unperturbed image.
-
     Attributes:
         ids: the masks of all rounds so far, in order, N of them.
         scores: ``(N, K)``, one row per mask, in the precision of ``reference_scores``; 0 where a mask has no score yet.
@@ -82,14 +77,7 @@ class ScoreState:
         self.seen = torch.zeros(len(self.ids), dtype=torch.bool, device="cpu")
 
     def next_round(self) -> bool:
-        """Begin the next round of masks.
-
-        Returns:
-            False when no round is left.
-
-        Raises:
-            ValueError: when a mask of the current round has no score yet.
-        """
+        """Begin the next round of masks, of which the current one has all scores. False when no round is left."""
         if not bool(self.seen.all()):
             raise ValueError("a round begins when all masks of the one before are scored")
         found = self._wanted() if self.masks.in_rounds else []
@@ -116,15 +104,7 @@ class ScoreState:
         return self.masks.stopped(*max(each, key=lambda own: len(own[0])))
 
     def update(self, rows: Sequence[int], scores: Tensor) -> None:
-        """Add the scores of some rows.
-
-        Args:
-            rows: n rows of :attr:`scores`, in any order.
-            scores: ``(n, K)``.
-
-        Raises:
-            ValueError: when ``scores`` has another shape.
-        """
+        """Add scores ``(n, K)`` of n rows, in any order; a ValueError for another shape."""
         expected = (len(rows), self.scores.shape[1])
         if tuple(scores.shape) != expected:
             raise ValueError(
@@ -135,11 +115,7 @@ class ScoreState:
         self.seen[places] = True
 
     def merge(self, other: ScoreState) -> None:
-        """Add the scores of another state of the same case.
-
-        Raises:
-            ValueError: when the other state has other masks or another number of explained values.
-        """
+        """Add the scores of another state of the same case; a ValueError if it has other masks or values."""
         if other.scores.shape != self.scores.shape or other.masks.key != self.masks.key:
             raise ValueError(
                 f"only states of one case merge: {tuple(self.scores.shape)} scores of {self.masks.key} met "
@@ -233,36 +209,27 @@ class Estimator(ABC):
         """
 
     def meaning(self, masks: BoundMasks) -> Meaning:
-        """What the map's values are: by default the change of the score, in its unit, at most as large as its range.
-
-        Args:
-            masks: the masks of the case.
-        """
+        """What the map's values are: by default the change of the score, in its unit, at most as large as its range."""
         return Meaning()
 
     def noise(
         self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
     ) -> Tensor | None:
-        """How large a value of the map can be by chance: the standard error that sampling leaves, and the rounding of
-        the scores. Values of the map that are not several times larger mean nothing. Arguments as for :meth:`compute`;
-        ``rounding`` is how far a score may be off by the network's own precision, relative to the largest score: 2^-20
-        for float32, 2^-11 for float16, 2^-8 for bfloat16.
-
-        Returns:
-            ``(K,)``, in the score's unit; None, the default, if it is not known.
+        """How large a value of the map can be by chance, ``(K,)`` in the map's unit: the standard error that sampling
+        leaves, and the rounding of the scores. Values that are not several times larger mean nothing. ``rounding`` is
+        how far a score may be off by the network's own precision, relative to the largest score: 2^-20 for float32,
+        2^-11 for float16, 2^-8 for bfloat16. None, the default, if it is not known.
         """
         return None
 
     def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
-        """How far each voxel of the map may be from the value that endless masks would give. Arguments as for
-        :meth:`compute`.
-
-        It is the standard deviation of the voxel over other random masks, as many as these. In 95 of 100 cases the
-        value plus and minus 1.96 times this holds the value of endless masks.
+        """How far each voxel of the map may be from the value that endless masks would give: its standard deviation
+        over other random masks, as many as these. In 95 of 100 cases the value plus and minus 1.96 times this holds the
+        value of endless masks.
 
         Returns:
-            of the shape, precision, device and unit of the map, at least 0, and 0 if all scores are equal. None, the
-            default, for windows or regions that are hidden in turn, and for fewer than three random masks.
+            of the shape and unit of the map, and 0 if all scores are equal. None, the default, for windows or regions
+            that are hidden in turn, and for fewer than three random masks.
         """
         return None
 

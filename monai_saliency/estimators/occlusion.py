@@ -59,9 +59,7 @@ class OcclusionScoring(Estimator):
         """The standard error of each voxel for masks drawn at random; None for windows or regions that are hidden in
         turn, and for fewer than three masks.
 
-        A value S is a ratio of two means over masks, of ``(f0 - f) * (1 - M)`` and of ``1 - M``. Its standard error is
-        the root mean square of ``(f0 - f - S) * (1 - M)`` over masks, divided by ``sqrt(n - 1)`` and by the mean of
-        ``1 - M``. Voxels that no mask hides have 0.
+        A value is a ratio of two means over masks (:func:`~monai_saliency.estimators.base.ratio_error`).
         """
         if not masks.drawn or len(ids) < 3:
             return None
@@ -78,8 +76,7 @@ class SimilarityScoring(OcclusionScoring):
     is in the score's unit and has no negative values. A constant network gives a map of zeros.
 
     With :class:`~monai_saliency.EmbeddingSimilarity` each reference has its own map. xaitk-saliency's
-    ``SimilarityScoring`` is this map, scaled to [-1, 1], with ``"distance"`` for its ``"euclidean"``. Any other score
-    may be explained too.
+    ``SimilarityScoring`` is this map, scaled to [-1, 1], with ``"distance"`` for its ``"euclidean"``.
 
     Example::
 

@@ -39,12 +39,11 @@ class RegressionScoring(Estimator):
     regression divides the score among them, so a few hundred masks give a sharper map.
 
     - Evidence lies in few places. So the regression is fitted twice, and in the second fit a height is penalised less
-      the larger it was in the first one: a step towards the penalty of heights by their sizes (the lasso) by reweighted
-      squares (FOCUSS, Gorodnitsky and Rao, 1997). What is noise beside a peak gets lower.
+      the larger it was in the first one (reweighted squares: FOCUSS, Gorodnitsky and Rao, 1997).
     - The penalty of each fit is the one with the least leave-one-out error, which ridge regression has in closed form.
     - A probability saturates: its few largest differences would decide. So the regression is of
-      ``y_i = mean_j tanh(4 (f_i - f_j) / spread(f))``, which is continuous in the scores and orders the masks as the
-      scores f do, and the map is multiplied by the slope of f on what the regression explains.
+      ``y_i = mean_j tanh(4 (f_i - f_j) / spread(f))`` for scores f, and the map is multiplied by the slope of f on what
+      the regression explains.
     - More masks than fit into 128 MB are divided, and the maps of all parts are averaged (divide and conquer, Zhang,
       Duchi and Wainwright, 2015).
 
@@ -85,9 +84,7 @@ class RegressionScoring(Estimator):
         return _voxels(torch.stack(heights).mean(dim=0)[None], _basis(masks, self.cells))[0] * _cell(masks, self.cells)
 
     def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
-        """The standard error of each voxel: the jackknife over masks, for the penalties that were chosen. None with
-        fewer than three masks.
-        """
+        """The jackknife over masks, for the penalties that were chosen; None with fewer than three masks."""
         if len(ids) < 3:
             return None
         return _each(lambda score: _error(masks, *_plain(ids, score), self.cells), masks, scores)
@@ -164,8 +161,8 @@ def _voxels(heights: Tensor, bumps: Sequence[Tensor]) -> Tensor:
 
 
 class _Ridge(NamedTuple):
-    """A ridge regression of n values on features ``(n, bumps)``: what it explains of each value, the error at each mask
-    without it, and weights ``(n, n)``, the inverse of the products of features with the penalty.
+    """A ridge regression of n values on features ``(n, bumps)``: what it explains, the error at each mask without it,
+    and weights ``(n, n)``, the inverse of the products of features with the penalty.
     """
 
     features: Tensor
@@ -176,16 +173,12 @@ class _Ridge(NamedTuple):
 
     @property
     def changes(self) -> Tensor:
-        """``(n, bumps)``, how far the heights lie above those without each mask: its leave-one-out error times what it
-        weighs.
-        """
+        """``(n, bumps)``, how far the heights lie above those without each mask."""
         return (self.left_out[:, None] * self.weights) @ self.features
 
 
 class _Fit(NamedTuple):
-    """Two ridge regressions: the second one is of features that are multiplied by the roots of variances, ``(bumps,)``.
-    The scores have a slope on what it explains.
-    """
+    """Two ridge regressions, the second one of features times ``root``; the slope of scores on what it explains."""
 
     first: _Ridge
     second: _Ridge

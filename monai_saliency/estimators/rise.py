@@ -101,10 +101,9 @@ class RISEScoring(Estimator):
     ) -> Tensor | None:
         """The standard error of a voxel of the centred and debiased maps; None for the plain one.
 
-        If the scores do not depend on a voxel, its value has this standard deviation over other random masks:
-        ``spread(f) * spread(M) / (p1 * sqrt(n))``, with the standard deviation of the scores as ``spread(f)`` in the
-        centred form, and their root mean square in the debiased one. ``spread(M)``, of a voxel of the masks, is read
-        from a few of them.
+        If the scores do not depend on a voxel, that is ``spread(f) * spread(M) / (p1 * sqrt(n))``, with the standard
+        deviation of the scores as ``spread(f)``, or their root mean square in the debiased form. ``spread(M)``, of a
+        voxel of the masks, is read from a few of them.
         """
         if self.form == "plain":
             return None
@@ -211,10 +210,8 @@ class DRISEScoring(Estimator):
         return score_rounding(scores, reference_scores, rounding) if is_known else None
 
     def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
-        """The standard error of each voxel of the centred map for masks drawn at random; otherwise None, and for fewer
-        than three masks.
-
-        A value is a ratio of two means less a mean (:func:`~monai_saliency.estimators.base.ratio_error`).
+        """Of the centred form, for three or more masks drawn at random: that of a ratio of two means less a mean
+        (:func:`~monai_saliency.estimators.base.ratio_error`). Otherwise None.
         """
         if self.form == "plain" or not masks.drawn or len(ids) < 3:
             return None
@@ -279,17 +276,13 @@ class MCRISEScoring(Estimator):
     def noise(
         self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
     ) -> Tensor | None:
-        """As :meth:`~monai_saliency.RISEScoring.noise`, of the differences in place of the masks; None for ``"xaitk"``,
-        which is biased.
-        """
+        """As of RISE, of the differences in place of the masks; None for ``"xaitk"``, which is biased."""
         if self.form == "xaitk":
             return None
         return self._as_rise().noise(self._contrasts(masks), ids, scores, reference_scores, rounding)
 
     def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
-        """As :meth:`~monai_saliency.RISEScoring.standard_error`, of the differences in place of the masks; None for
-        ``"xaitk"``, which is biased, and for fewer than three masks.
-        """
+        """As of RISE, of the differences in place of the masks; None for ``"xaitk"``, which is biased."""
         if self.form == "xaitk":
             return None
         return self._as_rise().standard_error(self._contrasts(masks), ids, scores, reference_scores)

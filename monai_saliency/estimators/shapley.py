@@ -61,14 +61,11 @@ class ShapleyValues:
 
 
 def shapley_values(explanation: Any) -> ShapleyValues:
-    """The Shapley values of an explanation's players.
+    """The Shapley values of an explanation's players, from its scores.
 
     Args:
         explanation: the result of ``explain`` of :func:`~monai_saliency.shapley`, or of any inferer with
             :class:`~monai_saliency.CoalitionMasks`.
-
-    Returns:
-        the values. Nothing is run again: they are computed from the scores.
 
     Raises:
         ValueError: when the masks are not coalitions, and as for :class:`ShapleyScoring`.
@@ -113,9 +110,8 @@ class ShapleyScoring(Estimator):
             paper's boosted trees. Not read if values are exact.
 
     Raises:
-        ValueError: from :meth:`compute`, :meth:`noise` and
-            :meth:`values`, for other masks, when scores are missing, and when the score turns out not to be a sum over
-            voxels of a sliding-window model's output.
+        ValueError: (from ``compute``) for other masks, when scores are missing, and when the score turns out not to be
+            a sum over voxels of a sliding-window model's output.
 
     Example::
 

@@ -50,8 +50,6 @@ class Masks(ABC):
 
         >>> import torch
         >>> import monai_saliency as ms
-        >>> isinstance(ms.SlidingWindowMasks(2), Masks)
-        True
         >>> ms.SlidingWindowMasks(2, 2).bind(torch.zeros(1, 1, 4, 4)[0]).render([0])[0, 0].tolist()
         [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
     """
@@ -64,14 +62,9 @@ class Masks(ABC):
         """Fit the masks to one image.
 
         Args:
-            image: ``(C, *spatial)``, 2D or 3D. Most masks read only its spatial shape, device and precision; masks of
-                supervoxels read its voxels too.
-            labels: the case's label map ``(1, *spatial)``, whole numbers. Needed by masks of a label map's regions,
-                not read by others.
-            spacing: voxel sizes in mm, one per spatial axis. Needed by masks whose sizes are in mm.
-
-        Returns:
-            the masks of this image.
+            image: ``(C, *spatial)``, 2D or 3D. Most masks read only its spatial shape, device and precision.
+            labels: the case's label map ``(1, *spatial)``, whole numbers, for masks of its regions.
+            spacing: voxel sizes in mm, one per spatial axis, for masks whose sizes are in mm.
 
         Raises:
             ValueError: when the masks do not fit the image, or when needed labels or voxel sizes are missing.
@@ -146,10 +139,9 @@ class BoundMasks(ABC):
         return range(len(self))
 
     def next_round(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | None:
-        """The masks to score next, now that all masks of the earlier rounds are scored.
-
-        Override this for masks that depend on earlier scores, such as windows that are refined where the score fell.
-        It must be a pure function of its arguments, so that every worker and every resumed run asks for the same masks.
+        """The masks to score next. Override this for masks that depend on earlier scores, such as windows that are
+        refined where the score fell. It must be a pure function of its arguments, so that every worker and every
+        resumed run asks for the same masks.
 
         Args:
             ids: the masks of all earlier rounds of one explained score, in the order in which they were asked for.
@@ -162,15 +154,8 @@ class BoundMasks(ABC):
         return None
 
     def replayed(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> tuple[list[int], Ids]:
-        """The rounds that one score asks for by itself, whatever is explained beside it.
-
-        Args:
-            ids: n masks that were scored, for this score or for others.
-            scores: ``(n, 1)``.
-            reference_scores: ``(1,)``.
-
-        Returns:
-            the rows of its masks in its own order, and the ids that it wants next: none where its rounds have ended.
+        """The rounds that one score asks for by itself, whatever is explained beside it: of n masks, scored for it or
+        for others, the rows of its own in its own order; and the ids that it wants next, none where its rounds ended.
         """
         rows, wanted, own = {each: row for row, each in enumerate(ids)}, self.first_round(), list[int]()
         while wanted and all(each in rows for each in wanted):
@@ -179,9 +164,7 @@ class BoundMasks(ABC):
         return own, wanted
 
     def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
-        """Why no round follows, in words; empty, the default, for masks of one round. Arguments as for
-        :meth:`next_round`.
-        """
+        """Why no round follows, in words; empty, the default, for masks of one round."""
         return ""
 
     @property
@@ -215,16 +198,11 @@ class BoundMasks(ABC):
         return grown(box, self.smooth, self.spatial_shape) if self.smooth else box
 
     def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray] | None:
-        """Tell which masks agree inside a box, so that work on this part of the image is done once for all of them.
-
-        Args:
-            ids: the ids of n masks.
-            box: one slice with start and stop for each spatial axis, inside the image.
+        """Tell which of n masks agree inside a box of the image, so that work on it is done once for all of them.
 
         Returns:
-            two arrays. The first, bool ``(n,)``: whether a mask hides any voxel of the box. The second, integers
-            ``(n, width)``: of two masks that hide something in the box, the rows are equal exactly when the masks are
-            equal inside the box. None, the default, where this is unknown, or where no two masks agree.
+            bool ``(n,)``: whether a mask hides any voxel of the box; and integers ``(n, width)``: masks with equal rows
+            that hide something in the box are equal there. None, the default, where this is unknown.
         """
         return None
 
@@ -236,12 +214,8 @@ class BoundMasks(ABC):
         return None
 
     def render(self, ids: Ids, device: torch.device | str | None = None, box: Box | None = None) -> Tensor:
-        """Render full-size masks, or the part of them inside a box.
-
-        Args:
-            ids: the ids of n masks.
-            device: where to render; :attr:`device` by default.
-            box: one slice with start and stop for each spatial axis; the whole image by default.
+        """Render n masks in full size, or the part of them inside a box (one slice with start and stop for each spatial
+        axis), on :attr:`device` or another one.
 
         Returns:
             ``(n, 1, *spatial)``, or ``(n, C, *spatial)`` where each channel has its own mask. Values lie in [0, 1]: 1
@@ -268,15 +242,8 @@ class BoundMasks(ABC):
     def perturb(
         self, image: Tensor, fill: Tensor, rendered: Tensor, is_finite: bool, out: Tensor, box: Box | None = None
     ) -> None:
-        """Write perturbed images to ``out``, ``(n, C, *spatial)``. Override this for masks of several fills.
-
-        Args:
-            image: ``(C, *spatial)``, or the part of it inside the box.
-            fill: the case's fill, of the image's shape.
-            rendered: n masks from :meth:`render`, in the image's precision.
-            is_finite: whether each voxel of the image has a finite distance to the fill.
-            out: where to write.
-            box: where the masks were rendered; the whole image by default.
+        """Write images ``(C, *spatial)``, or the part of them inside a box, that n rendered masks perturb by the case's
+        fill to ``out``, ``(n, C, *spatial)``. Override this for masks of several fills.
         """
         blend(fill, image, rendered, is_finite, out=out)
 
@@ -292,17 +259,8 @@ class BoundMasks(ABC):
             yield chunk, self.render(ids[chunk])
 
     def weighted_sum(self, ids: Ids, weights: Tensor) -> Tensor:
-        """Sum of masks, each multiplied by its weight, computed a few masks at a time.
-
-        The sum within a chunk has the masks' precision; the sum over chunks is in float64.
-
-        Args:
-            ids: the ids of n masks.
-            weights: ``(n, K)``, one row per mask.
-
-        Returns:
-            ``sum_i weights[i, k] * mask_i``, ``(K, channels or 1, *spatial)``, float64 (float32 on devices without
-            float64).
+        """``sum_i weights[i, k] * mask_i`` for weights ``(n, K)``: ``(K, channels or 1, *spatial)``, summed over chunks
+        in float64 (float32 on devices without float64).
         """
         sums = self.zero_sums(weights)
         weights = weights.to(self.device, self.dtype)
@@ -312,14 +270,8 @@ class BoundMasks(ABC):
         return sums
 
     def along_axes(self, ids: Ids, matrices: Sequence[Tensor]) -> Tensor:
-        """Masks multiplied along each axis by a matrix. Override this for masks that need not be rendered for it.
-
-        Args:
-            ids: the ids of n masks.
-            matrices: one for each spatial axis, ``(size, columns)``.
-
-        Returns:
-            ``(n, channels or 1, *columns)``, on :attr:`device`, float64 (float32 on devices without float64).
+        """Masks multiplied along each axis by a matrix ``(size, columns)``, ``(n, channels or 1, *columns)``, in double
+        precision. Override this for masks that need not be rendered for it.
         """
         shape = (0, self.channels or 1, *(each.shape[1] for each in matrices))
         found = [torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)]
@@ -332,9 +284,7 @@ class BoundMasks(ABC):
         return torch.cat(found)
 
     def zero_sums(self, weights: Tensor) -> Tensor:
-        """Zeros to add weighted masks to: ``(K, channels or 1, *spatial)`` for weights ``(n, K)``, on :attr:`device`,
-        float64 (float32 on devices without float64).
-        """
+        """Zeros to add weighted masks to."""
         shape = (weights.shape[1], self.channels or 1, *self.spatial_shape)
         return torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)
 
@@ -359,6 +309,13 @@ def in_voxels(name: str, sizes: Any, unit: str, spatial_shape: Sequence[int], sp
     """Sizes along each axis, in voxels."""
     found = per_axis(name, sizes, spatial_shape)
     return voxels_of_mm(found, spacing) if unit == "mm" else found
+
+
+def overlap(one: Box, other: Box) -> Box:
+    """What lies in two boxes, an empty box where nothing does."""
+    starts = [max(a.start, b.start) for a, b in zip(one, other, strict=True)]
+    stops = [min(a.stop, b.stop) for a, b in zip(one, other, strict=True)]
+    return tuple(slice(start, max(start, stop)) for start, stop in zip(starts, stops, strict=True))
 
 
 def random_rows(seed: int, numbers: Sequence[Any], width: int) -> np.ndarray:

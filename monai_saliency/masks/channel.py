@@ -53,8 +53,7 @@ class IndependentChannelMasks(Masks):
     """Random masks drawn independently for each channel, so that one forward gives information on all channels.
 
     Mask i has the other family's mask ``i * C + c`` on channel c, so there are as many masks as ``masks.num_masks``.
-    With the same seed, more masks begin with the same masks as fewer. Use with :class:`~monai_saliency.RISEMasks` or
-    random coalitions of regions, and :class:`~monai_saliency.RISEScoring`.
+    Use with :class:`~monai_saliency.RISEMasks` or random sets of regions, and :class:`~monai_saliency.RISEScoring`.
 
     Args:
         masks: the other family. It must have ``num_masks`` random masks.

@@ -58,15 +58,13 @@ class CoalitionMasks(Masks):
     Args:
         num_coalitions: how many masks; an even number is rounded down. None, or as many as there are, for all.
         seed: seed of random coalitions. With the same seed, more coalitions begin with the same ones as fewer.
-        regions: function that makes the label map ``(1, *spatial)`` from an image ``(C, *spatial)`` and its voxel sizes
-            in mm (None if unknown), such as :class:`~monai_saliency.Supervoxels`. By default the case's label map is
-            used.
+        regions: makes the regions, as for :class:`~monai_saliency.RegionMasks`; by default the case's label map.
         background: whether the voxels of label 0 are a player; otherwise they are always kept.
         per_channel: whether each channel of each region is a player, and each channel has its own map.
         inferer: the sliding-window inferer that runs the network, if the score is a sum or mean over voxels of the
             output there.
         linear: whether that score is linear in the output, as a mean of logits is. Then only players inside one patch
-            meet. Not read without an ``inferer``.
+            meet.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when there are more than 14 players and neither
@@ -192,10 +190,9 @@ class Meeting:
 def players_that_meet(present: np.ndarray, boxes: Sequence[Box], linear: bool = False) -> list[list[int]]:
     """The players of each cell of a sliding-window model, without cells whose players all are in another one.
 
-    A voxel's output depends on the patches that cover it, and a patch's output on the players inside it. Voxels that
-    the same patches cover form a cell. A score that is a sum over voxels is therefore a sum of games, one a cell,
-    of the players in its patches; and of games of single patches where it is linear in the output, since patches are
-    blended by fixed weights.
+    Voxels that the same patches cover form a cell: their output depends on the players in these patches. A score that
+    is a sum over voxels is therefore a sum of games, one a cell; and of games of single patches where it is linear in
+    the output, since patches are blended by fixed weights.
     """
     if linear:
         return _largest(present)

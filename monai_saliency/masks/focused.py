@@ -58,8 +58,8 @@ class FocusedMasks(Masks):
       place is more than a quarter of the image, nothing stands out, and there are more masks of the first kind.
     - Where hiding the place leaves more than a quarter of what the image adds to the score, another place gives what it
       gives. A round with the first one hidden finds that, and each place has its masks with the others hidden.
-    - With an ``inferer`` that cuts patches, the first round hides windows on the patch grid, of which each touches few
-      patches, and in the second one all outside of the place is kept.
+    - With an ``inferer`` that cuts patches, the first round hides windows on the patch grid, and in the second one all
+      outside of the place is kept.
 
     Each explained score asks for its own masks of the later rounds. An id is ``(hidden, place, number)``: the first two
     are sets of cells, as the bits of a number, and the last one counts the random masks of a place.
@@ -82,12 +82,9 @@ class FocusedMasks(Masks):
         >>> import torch
         >>> import monai_saliency as ms
         >>> bound = ms.FocusedMasks(ms.RegressionScoring(), num_masks=40).bind(torch.zeros(1, 32, 32))
-        >>> ids = bound.first_round()
-        >>> len(ids), ids[1]  # 20 random masks, and all hidden
-        (21, (0, 0, 1))
+        >>> ids = bound.first_round()  # 20 random masks, and all hidden
         >>> scores = bound.render(ids)[:, :, 20:24, 8:12].mean((2, 3))  # of a network that looks there
-        >>> later = bound.next_round(ids, scores, torch.ones(1))
-        >>> hidden, place, number = later[0]  # asked whether hiding the place hides the evidence
+        >>> later = bound.next_round(ids, scores, torch.ones(1))  # whether hiding the place hides the evidence
         >>> float(bound.render(later)[0, 0, 22, 10])
         0.0
     """
@@ -140,8 +137,6 @@ class BoundFocusedMasks(BoundMasks):
         self.key = ("FocusedMasks", self.seed, self.p1, self.num_masks, regression, self.on_patches, cells)
         if self.until is not None:
             self.key += ("until", self.until, self.budget)
-
-    # Which masks are asked for. ----------------------------------------------------------------------------------
 
     @property
     def at_most(self) -> int:
@@ -212,8 +207,6 @@ class BoundFocusedMasks(BoundMasks):
         """
         found = _standing_out(self, hidden, tuple(look), tuple(before - scored[each] for each in look))
         return [left for each in found if (left := each & ~hidden)]
-
-    # What they look like. ------------------------------------------------------------------------------------------
 
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """``id``, objects ``(n,)``: the ids."""

@@ -33,9 +33,7 @@ class GridMasks(Masks):
         grid_size: cells along each axis, one number or one per axis, at least 1.
         p1: probability in [0, 1] that a cell is kept.
         seed: seed of all draws, at least 0. With the same seed, more masks begin with the same masks as fewer.
-        regions: makes regions to keep or hide instead of cells, such as ``Supervoxels(200)``: a function of an image
-            ``(C, *spatial)`` and its voxel sizes that gives a label map ``(1, *spatial)``. The masks are those of
-            :class:`~monai_saliency.RegionMasks`.
+        regions: makes regions to keep or hide instead of cells, as for :class:`~monai_saliency.RegionMasks`.
         by_label: keep or hide the regions of the case's label map instead of cells.
 
     Raises:
@@ -100,8 +98,7 @@ class SubsetMasks(GridMasks):
     Args:
         num_masks: how many masks, at least 1.
         num_hidden: n, how many cells each mask hides, at least 1.
-        grid_size: cells along each axis, one number or one per axis, at least 1; single voxels along an axis that is
-            shorter. Cells differ in size by one voxel where they do not divide the axis.
+        grid_size: cells along each axis, as for :class:`~monai_saliency.GridMasks`.
         seed: of the random subsets.
 
     Raises:
@@ -153,8 +150,7 @@ class SobolMasks(GridMasks):
         num_designs: N, at least 2; a power of 2 fills the space best. The paper takes 32.
         grid_size: cells along each axis, one number or one per axis, at least 1. By default 8 in 2D and 4 in 3D.
         seed: of the scrambling, at least 0. With the same seed, more designs begin with the same masks as fewer.
-        regions: makes regions to dim instead of cells, such as ``Supervoxels(40)``: a function of an image
-            ``(C, *spatial)`` and its voxel sizes that gives a label map ``(1, *spatial)``.
+        regions: makes regions to dim instead of cells, as for :class:`~monai_saliency.RegionMasks`.
         by_label: dim the regions of the case's label map instead of cells.
 
     Raises:

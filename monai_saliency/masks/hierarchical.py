@@ -13,7 +13,18 @@ import torch
 from monai.inferers import SlidingWindowInferer
 from torch import Tensor
 
-from monai_saliency.masks.base import Id, Ids, MakesRegions, Masks, Regions, Spacing, check_sizes, check_unit, in_voxels
+from monai_saliency.masks.base import (
+    Id,
+    Ids,
+    MakesRegions,
+    Masks,
+    Regions,
+    Spacing,
+    check_sizes,
+    check_unit,
+    in_voxels,
+    overlap,
+)
 from monai_saliency.masks.region import check_regions, find_regions
 from monai_saliency.masks.sliding_window import BoundBoxMasks, affordable
 from monai_saliency.masks.smooth import check_smooth, widths_of
@@ -47,8 +58,7 @@ class HierarchicalMasks(Masks):
         keep: share of a level's windows that is refined, in (0, 1], at least one window for each explained score.
         unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``, rounded to whole voxels, at least one.
         inferer: a sliding-window inferer, on whose patch grid the windows lie: they touch as few patches as possible.
-        smooth: width in voxels over which the edge of a window rises, as for
-            :class:`~monai_saliency.SlidingWindowMasks`; the same at all levels.
+        smooth: width in voxels over which an edge rises, as for :class:`~monai_saliency.SlidingWindowMasks`.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when one window covers the whole image, when there is
@@ -210,19 +220,14 @@ class RegionHierarchyMasks(Masks):
     0 are in no region and are always kept. Each further round splits those parts of the round before that let the score
     fall most, and hides each piece. A piece of a region is what lies in one of the windows of
     :class:`~monai_saliency.HierarchicalMasks`, and a piece of that what lies in a window half as long. Windows that do
-    not split a part are passed over, so that no set of voxels is hidden twice. A part is not split if hiding it does
-    not let the score fall.
+    not split a part are passed over. A part is not split if hiding it does not let the score fall.
 
     Args:
-        regions: function that makes the label map ``(1, *spatial)`` from an image ``(C, *spatial)`` and its voxel sizes
-            in mm (None if unknown), such as :class:`~monai_saliency.Supervoxels`. By default the case's label map is
-            used.
+        regions: makes the regions, as for :class:`~monai_saliency.RegionMasks`; by default the case's label map.
         window_size: edge of the first windows, as for :class:`~monai_saliency.HierarchicalMasks`.
         levels: how many sizes, at least 1: the regions, and the windows.
         keep: share of a round's parts that is split, in (0, 1], at least one part for each explained score.
-        unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``.
-        inferer: a sliding-window inferer, on whose patch grid the windows lie by default.
-        smooth: width in voxels over which the edge of a part rises, one number or one per axis; crisp by default.
+        unit, inferer, smooth: as for :class:`~monai_saliency.HierarchicalMasks`.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.RegionMasks`, and for
@@ -297,7 +302,7 @@ class BoundRegionHierarchyMasks(BoundHierarchicalMasks):
 
     def _tight(self, part: Id, box: Box) -> Box | None:
         """The smallest box around the voxels of a part inside a box; None if there are none."""
-        common = _common(self._box(part), box)
+        common = overlap(self._box(part), box)
         found = (self.index[common] == part[-1]).nonzero()
         if not len(found[0]):
             return None
@@ -319,14 +324,7 @@ class BoundRegionHierarchyMasks(BoundHierarchicalMasks):
         shape = [side.stop - side.start for side in box]
         masks = torch.ones(len(codes["region"]), 1, *shape, dtype=self.dtype, device=device)
         for mask, region, first, stop in zip(masks, codes["region"], codes["first"], codes["stop"], strict=True):
-            common = _common(tuple(map(slice, first.tolist(), stop.tolist())), box)
+            common = overlap(tuple(map(slice, first.tolist(), stop.tolist())), box)
             inside: Any = (0, *within(common, box))
             mask[inside] = to_device(self.index[common] != region, device, self.dtype)
         return masks
-
-
-def _common(one: Box, other: Box) -> Box:
-    """What lies in two boxes, an empty box where nothing does."""
-    starts = [max(a.start, b.start) for a, b in zip(one, other, strict=True)]
-    stops = [min(a.stop, b.stop) for a, b in zip(one, other, strict=True)]
-    return tuple(slice(start, max(start, stop)) for start, stop in zip(starts, stops, strict=True))

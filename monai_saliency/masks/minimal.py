@@ -12,10 +12,10 @@ import torch
 from monai.inferers import SlidingWindowInferer
 from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Spacing
+from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Spacing, overlap
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.utils.arguments import number
-from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.boxes import Box, within
 
 __all__ = ["BoundMinimalMasks", "FoundRegion", "MinimalMasks"]
 
@@ -42,11 +42,7 @@ class MinimalMasks(Masks):
 
     Args:
         share: of the score's rise that is kept, in (0, 1].
-        window_size: as for :class:`~monai_saliency.HierarchicalMasks`, and so are the others.
-        levels: how many sizes of windows.
-        keep: share of a level's windows that is halved.
-        unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``.
-        inferer: a sliding-window inferer, on whose patch grid the windows lie.
+        window_size, levels, keep, unit, inferer: as for :class:`~monai_saliency.HierarchicalMasks`.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.HierarchicalMasks`.
@@ -104,8 +100,7 @@ class FoundRegion:
 
 
 class BoundMinimalMasks(BoundMasks):
-    """The windows of one image, and sets of them. The id of a window is that of
-    :class:`~monai_saliency.HierarchicalMasks`. The id of a set is -1 and, for each window that is kept, its first
+    """The windows of one image, and sets of them. The id of a set is -1 and, for each window that is kept, its first
     voxels and the voxels behind its last; all else is hidden.
     """
 
@@ -118,8 +113,7 @@ class BoundMinimalMasks(BoundMasks):
     @property
     def at_most(self) -> int:
         """The windows, three sets for each quartering of their number, and what is left at the ends of the search."""
-        windows: int = self.windows.at_most
-        return windows + 3 * math.ceil(math.log(windows + 1, 4)) + 3
+        return self.windows.at_most + 3 * math.ceil(math.log(self.windows.at_most + 1, 4)) + 3
 
     def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
         counts = [len(region.boxes) for region in self.found(ids, scores, reference_scores)]
@@ -212,10 +206,7 @@ class BoundMinimalMasks(BoundMasks):
                 mask.copy_(self.windows.render([each], device, box)[0])
                 continue
             for kept in _boxes_of(np.reshape(each[1:], (-1, 2, len(box)))):
-                inside = tuple(
-                    slice(max(0, k.start - s.start), max(0, k.stop - s.start)) for k, s in zip(kept, box, strict=True)
-                )
-                mask[0][inside] = 1
+                mask[0][within(overlap(kept, box), box)] = 1
         return masks
 
 

@@ -21,9 +21,8 @@ class OrderMasks(Masks):
     """Masks that hide the highest voxels of a map, ``1 / steps`` of the voxels more with every mask, up to the whole
     image; or that keep them (Petsiuk et al., BMVC 2018, section 4.1).
 
-    Voxels with equal values go at once, so that no chance decides between them. If a share ends among equal values, one
-    mask stops before them and the next takes them all. With ``keep`` the same shares are kept and the rest is hidden:
-    the first mask keeps nothing, and the whole image is left out.
+    Voxels with equal values go at once. If a share ends among equal values, one mask stops before them and the next
+    takes them all. With ``keep`` the first mask keeps nothing, and the whole image is left out.
 
     Args:
         saliency: one map ``(*spatial)``, or ``(1, *spatial)``, on the grid of the image that is perturbed.

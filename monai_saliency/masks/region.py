@@ -35,8 +35,8 @@ class RegionMasks(Masks):
         regions: function that makes the label map ``(1, *spatial)`` from an image ``(C, *spatial)`` and its voxel sizes
             in mm (None if unknown), such as :class:`~monai_saliency.Supervoxels`. By default the case's label map is
             used.
-        smooth: width in voxels over which an edge rises in a straight line, one number or one per axis; crisp edges by
-            default (:mod:`monai_saliency.masks.smooth`).
+        smooth: width in voxels over which an edge rises in a straight line, one number or one per axis; crisp by
+            default.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when the case has no label map, or when the label map

@@ -201,20 +201,16 @@ class MCRISEMasks(RISEMasks):
 
     Cells are kept with probability ``p1`` and shifted as those of :class:`~monai_saliency.RISEMasks`. Each fill k has
     its own mask M_k, 0 where it replaces the voxel and 1 elsewhere. So a rendered mask is ``(K, *spatial)``, and the
-    perturbed image is ``(1 - sum_k (1 - M_k)) * image + sum_k (1 - M_k) * fill_k``. Fill 0 is the case's own;
-    ``more_fills`` follow. In 2D the masks equal those of xaitk-saliency's ``MCRISEGrid`` for the same seed and
-    ``threads=0``. As there, another number of masks draws other fills for the same cells.
+    perturbed image is ``(1 - sum_k (1 - M_k)) * image + sum_k (1 - M_k) * fill_k``. Fill 0 is the case's own. In 2D the
+    masks equal those of xaitk-saliency's ``MCRISEGrid`` for the same seed and ``threads=0``. Another number of masks
+    draws other fills for the same cells.
 
-    Use with :class:`~monai_saliency.MCRISEScoring` or :class:`~monai_saliency.OcclusionScoring`: each fill gets its own
-    map, as channels do elsewhere.
+    Use with :class:`~monai_saliency.MCRISEScoring` or :class:`~monai_saliency.OcclusionScoring`.
 
     Args:
-        num_masks: number of masks, at least 1.
+        num_masks, grid_size, p1, seed: as for :class:`~monai_saliency.RISEMasks`.
         more_fills: further fills, each a function of images ``(B, C, *spatial)`` such as ``ConstantFill(1.0)`` or
             ``BlurFill()``. A fill that needs the case's file can only be fill 0.
-        grid_size: cells along each axis, one number or one per axis, at least 1.
-        p1: probability in [0, 1] that a cell is kept.
-        seed: seed of all draws, at least 0.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.RISEMasks`, or when a
@@ -262,9 +258,7 @@ class _BoundMCRISEMasks(BoundRISEMasks):
         self.drawn_fills = np.random.Generator(stream).integers(0, self.channels, size=size).astype(np.uint8)
 
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
-        """``grid`` bool ``(n, K, *grid_shape)``, False where the fill replaces a cell, and ``shift`` int ``(n,
-        spatial_dims)``.
-        """
+        """``grid`` bool ``(n, K, *grid_shape)``, False where the fill replaces a cell, and ``shift`` as RISE."""
         codes = super().codes(ids)
         drawn = self.drawn_fills[np.asarray(ids, dtype=int)].reshape(-1, 1, *self.grid_shape)
         fills = np.arange(self.channels).reshape(-1, *[1] * len(self.grid_shape))

@@ -10,7 +10,7 @@ import torch
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, check_sizes, check_unit, in_voxels
+from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, check_sizes, check_unit, in_voxels, overlap
 from monai_saliency.utils.arguments import finite_numbers, per_axis, positive_numbers
 from monai_saliency.utils.boxes import Box, within
 
@@ -30,11 +30,10 @@ class SlidingRadialMasks(Masks):
     Args:
         radius: half axes of the ellipsoid in ``unit``, above 0, one number or one per axis; by default a sixteenth of
             each axis of the image, at least one voxel.
-        stride: distance between two centres in ``unit``, one number or one per axis; by default the radius, in whole
-            voxels.
+        stride: distance between two centres in ``unit``, one number or one per axis, in whole voxels, at least one; by
+            default the radius.
         sigma: standard deviation of the blur in ``unit``, at least 0, one number or one per axis; crisp by default.
-        unit: unit of ``radius``, ``stride`` and ``sigma``, ``"voxel"`` or ``"mm"``. Strides are rounded to whole
-            voxels, at least one.
+        unit: unit of all three, ``"voxel"`` or ``"mm"``.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when there is not one size per axis, when sizes are
@@ -106,9 +105,6 @@ class _BoundSlidingRadialMasks(BoundMasks):
         return [self._changed(centre) for centre in self.codes(ids)["centre"]]
 
     def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
-        """As :meth:`BoundMasks.restrict`. Two centres whose ellipsoids happen to agree in a small part count as
-        different.
-        """
         centres = self.codes(ids)["centre"]
         start, end = np.array([[side.start, side.stop - 1] for side in box]).T
         if self.sigmas.any():
@@ -121,13 +117,9 @@ class _BoundSlidingRadialMasks(BoundMasks):
         masks = torch.ones(len(codes["centre"]), *sides, dtype=self.dtype, device=device)
         for mask, centre in zip(masks, codes["centre"], strict=True):
             changed = self._changed(centre)
-            common = tuple(
-                slice(max(one.start, other.start), min(one.stop, other.stop))
-                for one, other in zip(changed, box, strict=True)
-            )
-            if all(side.start < side.stop for side in common):
-                kept = 1 - torch.from_numpy(self._hidden(centre, changed)[within(common, changed)])
-                mask[within(common, box)] = kept.to(device, self.dtype)
+            common = overlap(changed, box)
+            kept = 1 - torch.from_numpy(self._hidden(centre, changed)[within(common, changed)])
+            mask[within(common, box)] = kept.to(device, self.dtype)
         return masks.unsqueeze(1)
 
     def _changed(self, centre: np.ndarray) -> Box:

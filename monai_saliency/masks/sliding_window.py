@@ -73,8 +73,8 @@ class SlidingWindowMasks(Masks):
         stride: distance between the starts of two windows in ``unit``, one number or one per axis; by default half of
             the window.
         unit: unit of ``window_size`` and ``stride``, ``"voxel"`` or ``"mm"``.
-        smooth: width in voxels over which an edge rises in a straight line, one number or one per axis; crisp edges by
-            default (:mod:`monai_saliency.masks.smooth`).
+        smooth: width in voxels over which an edge rises in a straight line, one number or one per axis; crisp by
+            default.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when a window is larger than the image, when there is
@@ -152,11 +152,8 @@ class MultiScaleWindowMasks(Masks):
             of each axis of the image, in whole voxels, rounded up.
         levels: how many sizes, at least 1, each half as long as the one before, rounded down, at least one voxel. A
             level whose windows are those of the level before is left out.
-        stride: distance between the starts of two windows of the first level in ``unit``, one number or one per axis;
-            by default half of each level's window.
-        unit: unit of ``window_size`` and ``stride``, ``"voxel"`` or ``"mm"``.
-        smooth: width in voxels over which the edge of a window rises, as for
-            :class:`~monai_saliency.SlidingWindowMasks`.
+        stride: of the first level in ``unit``; by default half of each level's window.
+        unit, smooth: as for :class:`~monai_saliency.SlidingWindowMasks`.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.SlidingWindowMasks`.
@@ -225,18 +222,15 @@ class PatchWindowMasks(Masks):
     """Windows side by side on the grid of an inferer's patches, so that each window touches as few patches as possible.
 
     A window's edge is the step between two patches, or a part of it, and the first window starts at the first patch's
-    corner. With half overlap a window of one step touches two patches along each axis; a window of this size elsewhere
-    touches up to three.
+    corner.
 
     Args:
         inferer: the sliding-window inferer. Its ``roi_size`` and ``overlap`` place the windows.
-        divide: number of windows per step along each axis, at least 1. More give a finer map. By default as many as
-            cost at most 50 predictions of the image, its own prediction included; where patches overlap so much that
-            even one window per step costs more, a window is as many steps long as it takes.
+        divide: number of windows per step along each axis, at least 1. By default as many as cost at most 50
+            predictions of the image; where even one window per step costs more, a window is several steps long.
 
     Raises:
-        ValueError: when ``divide`` is less than 1, the inferer is not a ``SlidingWindowInferer``, or
-            (from ``bind``) when the inferer does not fit the image.
+        ValueError: for settings out of range, and (from ``bind``) when the inferer does not fit the image.
 
     Example::
 

@@ -29,13 +29,9 @@ class UntilMasks(Masks):
     below the correlation with the map of endless masks, which is about its square root. Of several maps, the lowest
     agreement counts. That of a map without any difference is 0.
 
-    The correlation is not one of ranks: most voxels of a scan with one lesion have no influence, and their order is
-    chance however many masks there are. A rank correlation stays near 0.5 there when the map itself has settled.
-
     Each further round has half as many masks as were scored before it, so that few maps are made on the way: 100, 150,
     225, 337, ... masks in all. Mask i is that of the other family, so a map that stops after n masks is the map of n
-    masks. Rounds depend on the scores alone: every batch size, worker and resumed run asks for the same masks, but for
-    agreements that lie within the rounding of a map on the wanted one.
+    masks.
 
     Args:
         masks: the other family. Its masks are drawn at random, and ``num_masks`` of it is the largest number of masks.
@@ -51,17 +47,11 @@ class UntilMasks(Masks):
 
         >>> import torch
         >>> from monai_saliency import RISEMasks, RISEScoring, UntilMasks
-        >>> bound = UntilMasks(RISEMasks(1000, grid_size=4), RISEScoring(), until=0.9, first=100).bind(
-        ...     torch.zeros(1, 16, 16)
-        ... )
-        >>> seen, reference = list(bound.first_round()), torch.ones(1)
-        >>> scores = bound.render(seen)[:, :, 2, 2]  # a network whose score is the voxel (2, 2) of the mask
-        >>> while (found := bound.next_round(seen, scores, reference)) is not None:
-        ...     seen = [*seen, *found]
-        ...     scores = bound.render(seen)[:, :, 2, 2]
-        >>> len(seen)
-        225
-        >>> bound.stopped(seen, scores, reference)
+        >>> bound = UntilMasks(RISEMasks(1000, 4), RISEScoring(), until=0.9).bind(torch.zeros(1, 16, 16))
+        >>> scores = bound.render(range(225))[:, :, 2, 2]  # a network whose score is the voxel (2, 2) of the mask
+        >>> bound.next_round(range(100), scores[:100], torch.ones(1))
+        range(100, 150)
+        >>> bound.stopped(range(225), scores, torch.ones(1))
         'agreement 0.903 reached'
     """
 
@@ -117,9 +107,7 @@ class _Rounds(BoundMasks):
         return ended(self.agreement(ids, scores, reference_scores), self.settings.until)
 
     def agreement(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> float:
-        """How far the map would agree with one of as many masks of another seed, in [-1, 1], see
-        :class:`UntilMasks`.
-        """
+        """How far the map would agree with one of as many masks of another seed, in [-1, 1]."""
         last = self.last  # of another thread, where several share the masks
         if last is not None and torch.equal(last[0], scores):
             return last[1]
