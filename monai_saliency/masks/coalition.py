@@ -61,15 +61,13 @@ class CoalitionMasks(Masks):
         regions: makes the regions, as for :class:`~monai_saliency.RegionMasks`; by default the case's label map.
         background: whether the voxels of label 0 are a player; otherwise they are always kept.
         per_channel: whether each channel of each region is a player, and each channel has its own map.
-        inferer: the sliding-window inferer that runs the network, if the score is a sum or mean over voxels of the
-            output there.
-        linear: whether that score is linear in the output, as a mean of logits is. Then only players inside one patch
-            meet.
+        inferer: the sliding-window inferer that runs the network, if the score is a sum over voxels of the output.
+        linear: whether that score is linear in the output: then only players inside one patch meet.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) when there are more than 14 players and neither
-            ``num_coalitions`` nor an ``inferer``, when ``num_coalitions`` is less than three times the number of
-            players + 1, and as for :class:`~monai_saliency.RegionMasks`.
+        ValueError: for settings out of range, and (from ``bind``) for more than 14 players with neither
+            ``num_coalitions`` nor an ``inferer``, for less than three ``num_coalitions`` a player, and as for
+            :class:`~monai_saliency.RegionMasks`.
 
     Example::
 

@@ -24,9 +24,8 @@ _MOST_FORWARDS = 100_000
 class GridMasks(Masks):
     """Random grids with crisp cells, in 2D and 3D: each cell is kept with probability ``p1``.
 
-    Voxel v of an axis of n voxels lies in cell ``v * grid_size // n``, so the cells of an axis differ by one voxel at
-    most. Along an axis with fewer voxels than ``grid_size`` each voxel is a cell. There are no ramps and no shift: a
-    cell is one yes or no, which :class:`~monai_saliency.HSICScoring` reads.
+    Voxel v of an axis of n voxels lies in cell ``v * grid_size // n``. Along an axis with fewer voxels than
+    ``grid_size`` each voxel is a cell. A cell is one yes or no, which :class:`~monai_saliency.HSICScoring` reads.
 
     Args:
         num_masks: number of masks, at least 1.

@@ -46,9 +46,8 @@ class HierarchicalMasks(Masks):
     """Windows side by side, halved in rounds where they matter (HiPe, Cooper et al., arXiv 2103.05108), in 2D and 3D.
 
     The first round hides every window of the first level. Each further round halves along every axis those windows of
-    the round before that let the score fall most, and hides each part: 4 in 2D, 8 in 3D. HiPe refines all above the
-    middle of a level's range; here it is a share of the windows, so that the number of forwards is known before. A
-    window is not refined if hiding it does not let the score fall.
+    the round before that let the score fall most, and hides each part. HiPe refines all above the middle of a level's
+    range; here it is a share of the windows. A window is not refined if hiding it does not let the score fall.
 
     Args:
         window_size: edge of a window of the first level in ``unit``, one number or one per axis. By default about an

@@ -32,9 +32,8 @@ class MinimalMasks(Masks):
     1. Windows are hidden one by one, and halved where the score falls most.
     2. The windows that were not halved cover the image without overlap. They are ranked by how far the score fell when
        each was hidden, per voxel.
-    3. The m first of this order are kept, all else is hidden. The search halves the range of m, three sets a round,
-       until m first windows keep ``share`` of the score's rise and m - 1 do not.
-    4. These m windows alone are hidden, to see how far the score falls without them.
+    3. The m first of this order are kept, all else is hidden, for three m a round, until m first windows keep ``share``
+       of the score's rise and m - 1 do not. Then these m windows alone are hidden.
 
     A set keeps the score when ``f(set) - f(fill) >= share * (f(image) - f(fill))``, where f(fill) is the score with
     everything hidden. Each explained score has its own set, empty if the image's score is not above the fill's. It is
@@ -80,10 +79,8 @@ class FoundRegion:
     Attributes:
         boxes: the windows, which do not overlap. Empty where the image's score is not above the fill's.
         voxels: how many voxels they have.
-        score: of the image.
-        fill_score: with everything hidden.
-        kept_score: with only the region kept; the fill's where it is empty.
-        hidden_score: with only the region hidden; the image's where it is empty.
+        score, fill_score: of the image, and with everything hidden.
+        kept_score, hidden_score: with only the region kept, or hidden.
     """
 
     boxes: list[Box]

@@ -132,8 +132,8 @@ def _stretch_weights(cells: int, size: int, dtype: torch.dtype) -> Tensor:
 class RandomGridMasks(Masks):
     """Random smooth masks with cells of one size, in 2D and 3D (xaitk-saliency's ``RandomGrid``).
 
-    A small random grid is stretched linearly as in :class:`~monai_saliency.RISEMasks`, but a cell has a size, not the
-    grid. Along an axis of n voxels a grid of cells of c voxels has ``g = ceil(n / c) + 1`` cells, and the image is
+    A random grid is stretched linearly as in :class:`~monai_saliency.RISEMasks`, but a cell has a size, not the grid.
+    Along an axis of n voxels a grid of cells of c voxels has ``g = ceil(n / c) + 1`` cells, and the image is
     taken from its middle, moved at random by ``t`` with ``-floor(c / 2) <= t < floor(c / 2)``:
     ``M(v) = stretched(v + floor((g * c - n) / 2) + t)``. In 2D the masks equal those of ``RandomGrid`` for the same
     seed and ``threads=0``.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from monai_saliency.masks.base import Spacing
 from monai_saliency.utils.arguments import number, positive_numbers, require, whole_number
 
 __all__ = ["OrganSupervoxels", "Supervoxels", "whole_image"]
@@ -25,8 +26,7 @@ class Supervoxels:
     Args:
         num_regions: approximate number of regions, at least 1. SLIC may return fewer or more.
         compactness: weight of distance against brightness. With higher values the regions become more alike in shape.
-        sigma: standard deviation of the Gaussian blur before SLIC, in mm where voxel sizes are known, otherwise in
-            voxels.
+        sigma: standard deviation of the Gaussian blur before SLIC, in mm where voxel sizes are known.
 
     Raises:
         ValueError: for settings out of range.
@@ -47,22 +47,20 @@ class Supervoxels:
         self.compactness = number("compactness", compactness)
         self.sigma = number("sigma", sigma, 0)
 
-    def __call__(self, image: torch.Tensor, spacing: Sequence[float] | None = None) -> torch.Tensor:
+    def __call__(self, image: Tensor, spacing: Spacing = None) -> Tensor:
         """Make the regions of one image."""
         labels = self._slic(self._scaled(image), self.num_regions, spacing)
         self._warn_if_one_holds_most(labels)
         return torch.from_numpy(labels.astype(np.int64))[None].to(image.device)
 
-    def _scaled(self, image: torch.Tensor) -> np.ndarray:
+    def _scaled(self, image: Tensor) -> np.ndarray:
         """Each channel in [0, 1], channels last, float64."""
         channels = image.flatten(1).cpu().double()
         low, high = channels.amin(dim=1, keepdim=True), channels.amax(dim=1, keepdim=True)
         scaled = ((channels - low) / (high - low).clamp_min(torch.finfo(torch.float64).tiny)).reshape(image.shape)
         return np.asarray(scaled.movedim(0, -1).numpy())
 
-    def _slic(
-        self, scaled: np.ndarray, count: int, spacing: Sequence[float] | None, mask: np.ndarray | None = None
-    ) -> np.ndarray:
+    def _slic(self, scaled: np.ndarray, count: int, spacing: Spacing, mask: np.ndarray | None = None) -> np.ndarray:
         """About ``count`` regions, counted from 1; 0 outside of a mask."""
         slic = require("skimage.segmentation", extra="regions").slic
         labels = slic(
@@ -100,8 +98,7 @@ class OrganSupervoxels(Supervoxels):
 
     Args:
         num_regions: approximate number of regions, at least 1; more where the label map has many small ones.
-        compactness: as for :class:`Supervoxels`.
-        sigma: as for :class:`Supervoxels`.
+        compactness, sigma: as for :class:`Supervoxels`.
 
     Raises:
         ValueError: for settings out of range, and (when called) without a label map.
@@ -120,15 +117,10 @@ class OrganSupervoxels(Supervoxels):
     #: whether regions are made of the case's label map too
     needs_labels = True
 
-    def __call__(
-        self, image: torch.Tensor, spacing: Sequence[float] | None = None, labels: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, image: Tensor, spacing: Spacing = None, labels: Tensor | None = None) -> Tensor:
         """Make the regions of one image, as :class:`Supervoxels` does, those of the lowest label first."""
         if labels is None:
-            raise ValueError(
-                "OrganSupervoxels need the case's label map: give `labels` (the handler's `label_key`), or take "
-                "Supervoxels"
-            )
+            raise ValueError("OrganSupervoxels need the case's label map: give `labels`, or take Supervoxels")
         scaled, parts = self._scaled(image), labels.reshape(image.shape[1:]).cpu().numpy()
         found = np.zeros(parts.shape, dtype=np.int64)
         for value in np.unique(parts):
@@ -142,7 +134,7 @@ class OrganSupervoxels(Supervoxels):
         return torch.from_numpy(found)[None].to(image.device)
 
 
-def whole_image(image: torch.Tensor, spacing: Sequence[float] | None = None) -> torch.Tensor:
+def whole_image(image: Tensor, spacing: Spacing = None) -> Tensor:
     """A label map ``(1, *spatial)`` with one region, the whole image, for an image ``(C, *spatial)``.
 
     Give it as ``regions`` to :class:`~monai_saliency.RegionMasks`, to hide whole channels.

@@ -88,9 +88,3 @@ class TestNoise:
 def _of(found: tuple[BoundMasks, torch.Tensor, torch.Tensor]) -> tuple[BoundMasks, range, torch.Tensor, torch.Tensor]:
     bound, scores, reference = found
     return bound, range(len(bound)), scores, reference
-
-
-@pytest.mark.parametrize("p1", [-0.1, 1.5])
-def test_p1_out_of_range(p1: float) -> None:
-    with pytest.raises(ValueError, match=rf"`p1` must be in \[0, 1\], got {p1}"):
-        RISEScoring(p1)

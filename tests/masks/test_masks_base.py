@@ -15,6 +15,7 @@ from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.masks import Masks, OrderMasks, SubsetMasks, base
+from monai_saliency.masks.minimal import BoundMinimalMasks
 
 RISE, WINDOWS = ms.RISEMasks(12, 3, seed=4), ms.SlidingWindowMasks(4, 3)
 
@@ -85,6 +86,7 @@ FAMILIES: dict[str, Masks] = {
     "channels": ms.ChannelMasks(ms.SlidingWindowMasks(4, 3)),
     "smooth channels": ms.ChannelMasks(ms.RegionMasks(smooth=3)),
     "independent channels": ms.IndependentChannelMasks(ms.RISEMasks(9, 3, seed=3)),
+    "sets of windows": ms.MinimalMasks(0.5, 4, 2),
     "until": ms.UntilMasks(ms.RISEMasks(40, 3), ms.RISEScoring(), first=20),
 }
 #: more than these begin with the same masks
@@ -105,6 +107,10 @@ def bound_to(masks: Masks, shape: tuple[int, ...], dtype: torch.dtype = torch.fl
 
 def ids_of(bound: Any) -> list[Any]:
     """Some ids of every kind."""
+    if isinstance(bound, BoundMinimalMasks):
+        scores = torch.rand(len(bound.first_round()), 1, generator=torch.Generator().manual_seed(0))
+        sets = bound._search(bound.first_round(), scores, torch.ones(1))
+        return [*bound.first_round(), *sets]
     if not hasattr(bound, "grids"):
         return list(bound.first_round())
     if not hasattr(bound, "values"):

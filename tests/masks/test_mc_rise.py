@@ -44,14 +44,6 @@ class TestMasks:
         expected = slow_mc_rise(shape, 5, k, grid, 0.4, 3)
         np.testing.assert_allclose(bound.render(range(5)), expected, rtol=0, atol=1e-12)
 
-    def test_each_cell_is_the_image_or_one_fill(self) -> None:
-        bound = bind(ms.MCRISEMasks(300, fills(3), 4, 0.4), 8, 8)
-        grids = bound.codes(range(300))["grid"]
-        replaced = (~grids).sum(axis=1)
-        assert set(np.unique(replaced)) == {0, 1}
-        shares = (~grids).mean(axis=(0, 2, 3))
-        np.testing.assert_allclose([1 - replaced.mean(), *shares], [0.4, 0.2, 0.2, 0.2], atol=0.02)
-
     def test_errors(self) -> None:
         with pytest.raises(ValueError, match=r"`more_fills` must be a list of fills such as \[ConstantFill"):
             ms.MCRISEMasks(5, ms.ConstantFill(1.0))

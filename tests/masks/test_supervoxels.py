@@ -47,18 +47,6 @@ class TestRegionOcclusion:
         assert explanation.saliency.tolist() == [[[0.0, 6.0, 6.0], [24.0, 24.0, 32.0]]]
         assert explanation.num_forwards == 4
 
-    def test_random_coalitions_by_a_slow_loop(self) -> None:
-        """RISE's centred average over coalitions, by region; what lies in no region says nothing."""
-        explanation = explained(lambda x: total(x) ** 2, num_coalitions=40, p1=0.3, seed=6)
-        kept = np.random.default_rng(6).random((40, 3)) < 0.3
-        scores = [(1 + 24 * a + 6 * b + 32 * c) ** 2 for a, b, c in kept]
-        of = {
-            value: sum((f - np.mean(scores)) * (k[r] - 0.3) for f, k in zip(scores, kept, strict=True)) / (39 * 0.3)
-            for r, value in enumerate([2, 5, 9])
-        }
-        expected = [[0.0, of[5], of[5]], [of[2], of[2], of[9]]]
-        np.testing.assert_allclose(explanation.saliency[0], expected, rtol=1e-5)
-
     def test_stand_ins_are_found_by_coalitions_only(self) -> None:
         """Either of two regions makes the score: hiding one changes nothing, hiding both all."""
 
@@ -113,10 +101,6 @@ class TestSupervoxels:
         theirs = slic(scaled, 20, compactness=1, spacing=(1.0, 1.0, 6.0), channel_axis=None)
         assert np.array_equal(labels[0], theirs)
         assert not np.array_equal(labels, Supervoxels(20, compactness=1)(image))
-
-    def test_errors(self) -> None:
-        with pytest.raises(ValueError, match="`num_regions` must be a whole number of at least 1, got 0"):
-            Supervoxels(0)
 
 
 class TestRegionRows:
