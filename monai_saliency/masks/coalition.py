@@ -33,13 +33,12 @@ __all__ = [
 _MOST_COALITIONS = 2**14 - 1
 #: coalitions that are scored under a sliding-window inferer, most of which touch few patches
 _MOST_ON_PATCHES = 2**16
-# Draws made at a time. It decides nothing but the speed.
+# Draws made at a time, for speed.
 _CHUNK = 1024
 
 
 class CoalitionMasks(Masks):
-    """Masks that keep a coalition of players and hide the others, in 2D and 3D. With
-    :class:`~monai_saliency.ShapleyScoring` they give Shapley values.
+    """Masks that keep a coalition of players and hide the others, for :class:`~monai_saliency.ShapleyScoring`.
 
     A player is a region: all voxels of one label of the case's label map, or a supervoxel. The voxels of no region,
     label 0, are a player too, so that the players' values sum to what the whole image adds to the score. Mask 0 keeps

@@ -33,12 +33,9 @@ _KEPT, _KEPT_OUTSIDE = (1.2, 1.4, 1.6), 1.8
 _KEPT_OF_ONE, _KEPT_OUTSIDE_OF_ONE = (0.6, 1.0, 1.4), 1.5
 # However large p1 is, some cells are hidden.
 _MOST_KEPT = 0.95
-# A place is where the map is above this share of its largest value; below it is mostly chance.
-_STANDS_OUT = 0.1
-# The parts of it that are above this share, widened by a cell, may be two lesions.
-_STRONG = 0.3
-# Nothing stands out where that is more of the image than this.
-_EVERYWHERE = 0.25
+# A place is where the map is above the first share of its largest value; below it is mostly chance. Parts above the
+# second one, widened by a cell, may be two lesions. Nothing stands out in more of the image than the third.
+_STANDS_OUT, _STRONG, _EVERYWHERE = 0.1, 0.3, 0.25
 # The evidence is there more than once where hiding the places leaves more than this of what the image adds.
 _LEFT = 0.25
 # Places with evidence that is there more than once: each takes a round.

@@ -15,10 +15,8 @@ from monai_saliency.utils.boxes import Box
 
 __all__ = ["BoundSobolMasks", "GridMasks", "SobolMasks", "SubsetMasks"]
 
-# Cells of a grid, about, where nobody says how many.
-_CELLS = 64
-# More forwards than this are taken for a mistake.
-_MOST_FORWARDS = 100_000
+# Cells of a grid, about, where nobody says how many; more forwards are taken for a mistake.
+_CELLS, _MOST_FORWARDS = 64, 100_000
 
 
 class GridMasks(Masks):
@@ -36,8 +34,7 @@ class GridMasks(Masks):
         by_label: keep or hide the regions of the case's label map instead of cells.
 
     Raises:
-        ValueError: for settings out of range, for both ``regions`` and ``by_label``, and (from ``bind``) when
-            ``grid_size`` has not one number per axis, or as for :class:`~monai_saliency.RegionMasks`.
+        ValueError: for settings out of range or that contradict each other, and (from ``bind``) when they do not fit.
 
     Example::
 

@@ -37,8 +37,7 @@ __all__ = ["BoundHierarchicalMasks", "HierarchicalMasks", "RegionHierarchyMasks"
 
 # Windows of the first level, about, where nobody says how large they are.
 _FIRST_LEVEL = 64
-# On a patch grid, predictions of the image that all levels cost at the most then, and those of the first one. What is
-# left of four levels are 24: a window of each, in 8 parts that touch all patches.
+# On a patch grid, predictions of the image that all levels cost at the most then, and those of the first one.
 _AFFORDABLE, _AFFORDABLE_FIRST = 40, 16
 
 
@@ -60,8 +59,8 @@ class HierarchicalMasks(Masks):
         smooth: width in voxels over which an edge rises, as for :class:`~monai_saliency.SlidingWindowMasks`.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) when one window covers the whole image, when there is
-            not one size per axis, or when sizes are in mm and the voxel sizes are unknown.
+        ValueError: for settings out of range, and (from ``bind``) when one window covers the whole image, or when sizes
+            are in mm and the voxel sizes are unknown.
 
     Example::
 

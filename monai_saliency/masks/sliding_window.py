@@ -77,8 +77,8 @@ class SlidingWindowMasks(Masks):
             default.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) when a window is larger than the image, when there is
-            not one size per axis, or when sizes are in mm and the voxel sizes are unknown.
+        ValueError: for settings out of range, and (from ``bind``) when a window is larger than the image, or when sizes
+            are in mm and the voxel sizes are unknown.
 
     Example::
 

@@ -43,9 +43,7 @@ def grown(box: Box, widths: Sequence[float], spatial_shape: Sequence[int]) -> Bo
 
 
 def averaged(hidden: torch.Tensor, box: Box, widths: Sequence[float], spatial_shape: Sequence[int]) -> torch.Tensor:
-    """What is hidden, averaged over a box of ``widths`` around each voxel. Beyond the border the image is continued by
-    its last voxel.
-    """
+    """What is hidden, averaged over ``widths`` around each voxel; the image is continued by its last voxel."""
     outer = grown(box, widths, spatial_shape)
     for axis, (width, reach, size) in enumerate(zip(widths, _reaches(widths), spatial_shape, strict=True)):
         if reach:

@@ -114,7 +114,6 @@ class OrganSupervoxels(Supervoxels):
         ([1, 2, 3], [4])
     """
 
-    #: whether regions are made of the case's label map too
     needs_labels = True
 
     def __call__(self, image: Tensor, spacing: Spacing = None, labels: Tensor | None = None) -> Tensor:

@@ -25,9 +25,8 @@ class UntilMasks(Masks):
 
     After each round the map is made twice, of the masks at even and at odd places. r is the correlation of the two
     (Pearson) over voxels, or over regions where masks hide regions. The *agreement* is ``2 r / (1 + r)``
-    (Spearman-Brown): the correlation to be expected between this map and one of as many masks of another seed. It is
-    below the correlation with the map of endless masks, which is about its square root. Of several maps, the lowest
-    agreement counts. That of a map without any difference is 0.
+    (Spearman-Brown): the correlation to be expected between this map and one of as many masks of another seed. Of
+    several maps, the lowest agreement counts. That of a map without any difference is 0.
 
     Each further round has half as many masks as were scored before it, so that few maps are made on the way: 100, 150,
     225, 337, ... masks in all. Mask i is that of the other family, so a map that stops after n masks is the map of n
@@ -89,7 +88,7 @@ class UntilMasks(Masks):
 
 
 class _Rounds(BoundMasks):
-    """What masks of one round are given, so that they come in several."""
+    """What lets masks of one round come in several."""
 
     settings: UntilMasks
     last: tuple[Tensor, float] | None

@@ -1,30 +1,12 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from helpers.estimators import SHAPES, bound_with_scores, map_of, slow_occlusion
+from helpers.estimators import bound_with_scores, map_of
 
 from monai_saliency.estimators.occlusion import OcclusionScoring
-from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("window", "stride"), [(3, 2), (2, 2), (2, 4)])
-def test_occlusion_equals_slow_loop(shape: tuple[int, ...], window: int, stride: int) -> None:
-    bound, scores, reference = bound_with_scores(SlidingWindowMasks(window, stride), shape)
-    masks = bound.render(range(len(bound)))[:, 0].numpy()
-    ours = map_of(OcclusionScoring(), bound, scores, reference)
-    np.testing.assert_allclose(ours, slow_occlusion(masks, scores.numpy(), reference.numpy()), rtol=0, atol=1e-12)
-
-
-def test_occlusion_equals_slow_loop_with_smooth_masks() -> None:
-    bound, scores, reference = bound_with_scores(RISEMasks(12, 3, seed=1), (9, 7))
-    masks = bound.render(range(12))[:, 0].numpy()
-    ours = map_of(OcclusionScoring(), bound, scores, reference)
-    np.testing.assert_allclose(ours, slow_occlusion(masks, scores.numpy(), reference.numpy()), rtol=0, atol=1e-11)
 
 
 def test_occlusion_is_0_where_no_window_comes() -> None:
@@ -51,14 +33,3 @@ def test_a_constant_network_gives_a_zero_occlusion_map(value: float, masks: RISE
     bound, scores, reference = bound_with_scores(masks, (9, 7), dtype=torch.float32)
     maps = map_of(OcclusionScoring(), bound, torch.full_like(scores, value), torch.full_like(reference, value))
     assert torch.equal(maps, torch.zeros(3, 9, 7))
-
-
-def test_noise_is_rounding_where_nothing_is_left_to_chance() -> None:
-    for windows in (SlidingWindowMasks(3, 2), ChannelMasks(SlidingWindowMasks(3, 2))):
-        bound, scores, reference = bound_with_scores(windows, (9, 7), dtype=torch.float32)
-        noise = OcclusionScoring().noise(bound, range(len(bound)), 70 + scores, reference)
-        assert noise is not None
-        torch.testing.assert_close(noise, (70 + scores).abs().amax(dim=0) * 2**-20)
-    for masks in (RISEMasks(9, 3), IndependentChannelMasks(RISEMasks(9, 3))):
-        bound, scores, reference = bound_with_scores(masks, (9, 7))
-        assert OcclusionScoring().noise(bound, range(9), scores, reference) is None

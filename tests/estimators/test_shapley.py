@@ -16,7 +16,6 @@ import monai_saliency as ms
 from monai_saliency.estimators.base import score_rounding
 from monai_saliency.masks.coalition import inclusion
 from monai_saliency.masks.supervoxels import whole_image
-from monai_saliency.transforms.writers import region_rows
 
 LOGIT = ms.RegressionScore("all")
 Game = Callable[[frozenset[int]], float]
@@ -137,18 +136,6 @@ def test_channels() -> None:
     assert ms.shapley_values(whole).players == [(1, 0), (1, 1)]
     half = float(network(image)) / 2
     assert whole.saliency[:, 2, 2].tolist() == pytest.approx([half, half])
-
-
-def test_the_table_of_regions_sums_to_the_score() -> None:
-    image, network = images(1, 1, 9, 8, dtype=torch.float64), Mixed((9, 8))
-    case = ms.Case("a", labels=blocks((9, 8), 3, 5, seed=3))
-    (found,) = ms.shapley(target=ms.RegressionScore(0), fill=ms.ConstantFill(1)).explain(image, network, cases=[case])
-    rows = region_rows(found)
-    table = ms.shapley_values(found).table()
-    assert {row["region"]: row["saliency"] for row in rows} == pytest.approx(table)
-    assert 0 in table
-    fallen = network(image) - network(torch.ones_like(image))
-    assert sum(row["saliency"] for row in rows) == pytest.approx(float(fallen[0, 0]))
 
 
 # Sampled. -------------------------------------------------------------------------------------------------------------

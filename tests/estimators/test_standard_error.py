@@ -29,17 +29,15 @@ def slow_rise_error(masks: np.ndarray, scores: np.ndarray, p1: float, form: str)
     return found
 
 
-def slow_occlusion_error(masks: np.ndarray, scores: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """The linearised error of a ratio of two means."""
-    n, k = scores.shape
-    found = np.zeros((k, *masks.shape[1:]))
-    for j, voxel in itertools.product(range(k), itertools.product(*map(range, masks.shape[1:]))):
-        hidden = [1 - float(masks[(i, *voxel)]) for i in range(n)]
-        drops = [reference[j] - scores[i, j] for i in range(n)]
-        value = sum(d * h for d, h in zip(drops, hidden, strict=True)) / sum(hidden)
-        parts = [(d - value) * h for d, h in zip(drops, hidden, strict=True)]
-        mean_square = sum(part**2 for part in parts) / n
-        found[(j, *voxel)] = (mean_square / (n - 1)) ** 0.5 / (sum(hidden) / n)
+def slow_ratio_error(weights: np.ndarray, values: np.ndarray, above_mean: bool) -> np.ndarray:
+    """The linearised error of a ratio of two means, or of one less the mean of the values."""
+    n, k = values.shape
+    found = np.zeros((k, *weights.shape[1:]))
+    for j, voxel in itertools.product(range(k), itertools.product(*map(range, weights.shape[1:]))):
+        own, d = [float(weights[(i, *voxel)]) for i in range(n)], values[:, j] - values[:, j].mean()
+        ratio = sum(d[i] * own[i] for i in range(n)) / sum(own)
+        parts = [(d[i] - ratio) * own[i] / (sum(own) / n) - d[i] * above_mean for i in range(n)]
+        found[(j, *voxel)] = (sum(part**2 for part in parts) / n / (n - 1)) ** 0.5
     return found
 
 
@@ -69,13 +67,14 @@ def test_rise_equals_slow_loop(shape: tuple[int, ...], p1: float, form: str, dty
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_occlusion_by_random_masks_equals_slow_loop(shape: tuple[int, ...]) -> None:
-    bound, scores, reference = bound_with_scores(RISEMasks(11, 3, 0.4, seed=1), shape)
-    masks = bound.render(range(11))[:, 0].numpy()
-    ours = error_of(ms.OcclusionScoring(), bound, scores + 100, reference)
-    np.testing.assert_allclose(
-        ours, slow_occlusion_error(masks, scores.numpy() + 100, reference.numpy()), rtol=0, atol=1e-9
-    )
+def test_ratios_equal_slow_loops(shape: tuple[int, ...]) -> None:
+    bound, scores, reference = bound_with_scores(RISEMasks(12, 3, 0.4, seed=1), shape)
+    masks, scores = bound.render(range(12))[:, 0].numpy(), scores + 100
+    occlusion = error_of(ms.OcclusionScoring(), bound, scores, reference)
+    expected = slow_ratio_error(1 - masks, (reference - scores).numpy(), above_mean=False)
+    np.testing.assert_allclose(occlusion, expected, rtol=0, atol=1e-9)
+    drise = error_of(ms.DRISEScoring(), bound, scores, reference)
+    np.testing.assert_allclose(drise, slow_ratio_error(masks, scores.numpy(), above_mean=True), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

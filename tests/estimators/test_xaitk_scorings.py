@@ -1,6 +1,4 @@
-"""Squared differences, similarity and D-RISE: plain loops in 2D and 3D, answers by hand, errors as often right as they
-claim. tests/xaitk/test_xaitk_pairs.py compares them with xaitk-saliency.
-"""
+"""Occlusion, squared differences, similarity and D-RISE: plain loops in 2D and 3D, and what is known of chance."""
 
 from __future__ import annotations
 
@@ -19,11 +17,13 @@ FAMILIES: list[Masks] = [
     ms.RISEMasks(12, 3, 0.4, seed=1),
     ms.RandomGridMasks(12, 3, 0.4, seed=1),
     ms.SlidingWindowMasks(3, 2),
+    ms.SlidingWindowMasks(2, 4),
     ms.SlidingRadialMasks(2, 2),
     ms.SlidingRadialMasks(1.5, 2, 1.0),
     ms.MultiScaleWindowMasks(3, 2),
 ]
 ESTIMATORS: dict[str, Estimator] = {
+    "occlusion": ms.OcclusionScoring(),
     "squared": ms.SquaredDifferenceScoring(),
     "similarity": ms.SimilarityScoring(),
     "centred": ms.DRISEScoring(),
@@ -39,7 +39,9 @@ def slow(kind: str, masks: np.ndarray, scores: np.ndarray, reference: np.ndarray
         total = weight = 0.0
         for i in range(n):
             mask, f, f0 = float(masks[(i, *voxel)]), float(scores[i, j]), float(reference[j])
-            if kind == "squared":
+            if kind == "occlusion":
+                value, share = f0 - f, 1 - mask
+            elif kind == "squared":
                 value, share = 0.5 * (f0 - f) ** 2, 1 - mask
             elif kind == "similarity":
                 value, share = max(f0 - f, 0.0), 1 - mask
@@ -61,36 +63,13 @@ def test_equals_slow_loop(masks: Masks, kind: str, shape: tuple[int, ...]) -> No
     np.testing.assert_allclose(ours, slow(kind, rendered, scores.numpy(), reference.numpy()), rtol=0, atol=1e-12)
 
 
-def slow_drise_error(masks: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The linearised error of a ratio of means less a mean."""
-    n, k = scores.shape
-    found = np.zeros((k, *masks.shape[1:]))
-    for j, voxel in itertools.product(range(k), itertools.product(*map(range, masks.shape[1:]))):
-        kept = [float(masks[(i, *voxel)]) for i in range(n)]
-        d = scores[:, j] - scores[:, j].mean()
-        mean = sum(kept) / n
-        if not mean:
-            continue
-        value = sum(d[i] * kept[i] for i in range(n)) / sum(kept)
-        parts = [(d[i] - value) * kept[i] / mean - d[i] for i in range(n)]
-        found[(j, *voxel)] = (sum(part**2 for part in parts) / n / (n - 1)) ** 0.5
-    return found
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_standard_error_of_drise_equals_slow_loop(shape: tuple[int, ...]) -> None:
-    bound, scores, reference = bound_with_scores(ms.RISEMasks(12, 3, 0.4, seed=1), shape)
-    found = ms.DRISEScoring().standard_error(bound, range(12), scores, reference)
-    expected = slow_drise_error(bound.render(range(12))[:, 0].numpy(), scores.numpy())
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-
-
 def test_what_is_known_of_chance() -> None:
     """Windows leave nothing to chance but rounding; random masks have a standard error, except the plain form's."""
     windows, scores, reference = bound_with_scores(ms.SlidingWindowMasks(3, 2), (9, 7), dtype=torch.float32)
     places = range(len(windows))
     rounding = torch.cat([reference[None], scores]).abs().amax(dim=0) * 2**-20
-    for kind, expected in (("similarity", rounding), ("centred", rounding), ("squared", 0.5 * rounding**2)):
+    known = {"occlusion": rounding, "similarity": rounding, "centred": rounding, "squared": 0.5 * rounding**2}
+    for kind, expected in known.items():
         noise = ESTIMATORS[kind].noise(windows, places, scores, reference)
         assert noise is not None
         torch.testing.assert_close(noise, expected)

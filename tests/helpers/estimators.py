@@ -25,16 +25,6 @@ def slow_rise(masks: np.ndarray, scores: np.ndarray, p1: float, form: str) -> np
     return maps
 
 
-def slow_occlusion(masks: np.ndarray, scores: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    n, k = scores.shape
-    maps = np.zeros((k, *masks.shape[1:]))
-    for j, voxel in itertools.product(range(k), itertools.product(*map(range, masks.shape[1:]))):
-        hidden = [1 - masks[(i, *voxel)] for i in range(n)]
-        drops = [(reference[j] - scores[i, j]) * hidden[i] for i in range(n)]
-        maps[(j, *voxel)] = sum(drops) / sum(hidden) if sum(hidden) else 0.0
-    return maps
-
-
 def bound_with_scores(
     masks: Masks, shape: tuple[int, ...], k: int = 3, dtype: torch.dtype = torch.float64
 ) -> tuple[BoundMasks, torch.Tensor, torch.Tensor]:

@@ -64,17 +64,18 @@ def slow_mc_rise(shape: tuple[int, ...], n: int, k: int, grid: tuple[int, ...], 
     return masks
 
 
-def slow_windows(shape: tuple[int, ...], edge: int, step: int) -> np.ndarray:
+def slow_windows(shape: tuple[int, ...], window: Any, stride: Any) -> np.ndarray:
     """Windows from the border on, all moved by half of what the last one hangs over."""
+    edges, steps = (np.broadcast_to(each, len(shape)).tolist() for each in (window, stride))
     starts = []
-    for size in shape:
+    for size, edge, step in zip(shape, edges, steps, strict=True):
         along = list(range(0, size, step))
         starts.append([start - (edge - (size - along[-1])) // 2 for start in along])
     masks = []
     for corner in itertools.product(*starts):
         mask = np.ones(shape)
         for voxel in itertools.product(*map(range, shape)):
-            if all(c <= v < c + edge for v, c in zip(voxel, corner, strict=True)):
+            if all(c <= v < c + edge for v, c, edge in zip(voxel, corner, edges, strict=True)):
                 mask[voxel] = 0
         masks.append(mask)
     return np.stack(masks)

@@ -22,15 +22,6 @@ def empty(*shape: int) -> torch.Tensor:
     return torch.empty(1, *shape, device="meta")
 
 
-def test_a_ct_under_the_patches_of_a_spleen_model() -> None:
-    """Counted, not estimated: patches of 96^3 with half overlap on 270 x 270 x 225 voxels."""
-    inferer = SlidingWindowInferer((96, 96, 96), overlap=0.5)
-    counts = planned(PatchWindowMasks(inferer), inferer, empty(270, 270, 225))
-    assert counts.patches == 100
-    assert 5 < counts.forwards / counts.patches <= 50
-    assert counts.plain / counts.patches > 150  # predictions without remembered patches
-
-
 @settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(12, 60), st.integers(8, 24)), min_size=2, max_size=3),

@@ -15,8 +15,6 @@ from monai_saliency import (
     rise,
     sliding_window,
 )
-from monai_saliency import region_occlusion as regions_of
-from monai_saliency.cases import Case
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
@@ -104,12 +102,3 @@ class TestMapsOfChannels:
         assert explanation.num_forwards == 4
         assert explanation.saliency.flatten(1).unique(dim=1).flatten().tolist() == [6.0, 4.0, 1.0]
         assert [(label, channel) for label, channel, _ in explanation.explained] == [(0, 0), (0, 1), (0, 2)]
-
-    def test_organs_of_each_modality_by_hand(self) -> None:
-        labels = torch.tensor([[[1, 1, 0, 8]]])
-        image = torch.tensor([[[[1.0, 2.0, 4.0, 8.0]], [[16.0, 32.0, 64.0, 128.0]]]])
-        explain = regions_of(per_channel=True, target=TARGET)
-        (explanation,) = explain.explain(
-            image, lambda x: x.flatten(1).sum(1, keepdim=True), cases=[Case("x", labels=labels)]
-        )
-        assert explanation.saliency.tolist() == [[[3.0, 3.0, 0.0, 8.0]], [[48.0, 48.0, 0.0, 128.0]]]

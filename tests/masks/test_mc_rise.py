@@ -141,10 +141,6 @@ class TestScoring:
         assert [(label, fill) for label, fill, _ in found.explained] == [(0, 0), (0, 1)]
         with pytest.raises(ValueError, match="`estimator` is RISEScoring, which knows one fill"):
             ms.PerturbationInferer(masks, target, ms.RISEScoring())
-        with pytest.raises(
-            ValueError, match="`estimator` is MCRISEScoring, which compares several fills, and RISEMasks"
-        ):
-            ms.PerturbationInferer(ms.RISEMasks(9), target, ms.MCRISEScoring())
         with pytest.raises(ValueError, match=r"`p1` 0\.5: write MCRISEScoring\(0\.5\)"):
             ms.PerturbationInferer(masks, target, ms.MCRISEScoring(0.3))
         with pytest.raises(ValueError, match="MC-RISE compares several fills, got masks of RISEMasks"):
@@ -152,4 +148,3 @@ class TestScoring:
         for p1 in (0.0, 1.0):
             with pytest.raises(ValueError, match="`p1` must be above 0 and below 1"):
                 ms.MCRISEScoring(p1)
-        ms.MCRISEScoring(0.0, "xaitk")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -178,15 +177,6 @@ def test_channels_and_regions(method: Callable[..., ms.PerturbationInferer]) -> 
     assert len(found.ids) < 3000
     assert found.standard_error is not None
     assert found.standard_error.shape == found.saliency.shape
-
-
-def test_the_price_says_that_more_may_come(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    found = explain(spot, budget=700)
-    said = [record.getMessage() for record in caplog.records]
-    assert "101 forwards" in said[0]
-    assert said[0].endswith("further rounds, if needed, bring up to 600 more perturbed images")
-    assert f"{len(found.ids)} masks, then {found.stopped}" in said[-1]
 
 
 @pytest.mark.parametrize(
