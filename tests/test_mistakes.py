@@ -87,6 +87,7 @@ METHODS: list[Row] = [
         r"`masks` must be .* class RISEMasks: write RISEMasks\(",
     ),
     ("inputs is a word", lambda: window(inputs="image"), r"`inputs` must be an adapter such as DictInput\('image'\)"),
+    ("meter is a number", lambda: window(meter=1), r"`meter` must be a BusyMeter\(\), got 1"),
     ("sharing is a word", lambda: window(sharing="masks"), r"`sharing` must be .*Sharing, got 'masks'"),
     ("patch_memory is bytes", lambda: window(patch_memory=2**30), r"`patch_memory` must be True, False or PatchMemory"),
     ("patch bytes are a word", lambda: ms.PatchMemory("2GB"), r"`device_bytes` must be a finite number, got '2GB'"),

@@ -26,7 +26,7 @@ __all__ = ["SaliencyDataset"]
 # For all datasets: two datasets of one network must not switch its mode at the same time.
 _explaining = threading.RLock()
 # Settings that change no map.
-_SPEED = {"mask_batch_size", "progress", "sharing"}
+_SPEED = {"mask_batch_size", "meter", "progress", "sharing"}
 # Where MONAI's transforms that move voxels are.
 _MOVING = ("monai.transforms.spatial.", "monai.transforms.croppad.")
 

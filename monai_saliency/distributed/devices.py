@@ -121,6 +121,7 @@ class MasksOverDevices(Sharing):
                     own = inferer.replace(
                         inferer=_on_device(inferer.inferer, device),
                         progress=inferer.progress and number == first,
+                        meter=inferer.meter if number == first else None,
                     )
                     settings: dict[str, Any] = {
                         "cases": cases and [replace(case, labels=_moved(case.labels, device)) for case in cases],

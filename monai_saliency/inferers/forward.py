@@ -1,6 +1,6 @@
 """The one seam around every call of the network, for whole images and for patches alike.
 
-Autocast, cancellation, and halving a batch for which the memory is too small belong here alone.
+Autocast, cancellation, the busy meter, and halving a batch for which the memory is too small belong here alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath, check_rows, joined, read, rows
 from monai_saliency.utils.monai_private import tensor_version, tree_map
+from monai_saliency.utils.timing import BusyMeter
 
 __all__ = ["Cancelled", "Forward", "Guard", "evaluating", "has_no_mode", "known_of"]
 
@@ -57,6 +58,7 @@ class Forward:
     output: OutputPath | None = None
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    meter: BusyMeter | None = None
     autocast: Mapping[str, Any] | None = None
     guard: Guard | None = None
 
@@ -129,6 +131,8 @@ class Forward:
                 stack.enter_context(self.guard(batch.device))
             if self.autocast is not None and batch.is_cuda:
                 stack.enter_context(torch.autocast("cuda", **self.autocast))
+            if self.meter is not None:
+                stack.enter_context(self.meter.call(batch))
             yield
 
 

@@ -38,6 +38,7 @@ from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import MemberTarget, Target
 from monai_saliency.utils.arguments import callable_network, flag, instance
 from monai_saliency.utils.precision import score_precision
+from monai_saliency.utils.timing import BusyMeter
 
 __all__ = ["Meet", "PerturbationInferer", "Sharing", "explaining"]
 
@@ -65,6 +66,7 @@ class PerturbationInferer(Inferer):
             list: a key, an index, several such as ``("pred", 0)``, or a callable that takes it; all by default.
         inputs: how the network takes its inputs, and which of them are perturbed
             (:mod:`monai_saliency.networks.inputs`); one tensor by default.
+        meter: counts the time in which the network runs.
         autocast: arguments of ``torch.autocast`` for the network's calls on a GPU; None for none.
         sharing: how ranks or devices share the masks, such as
             :class:`monai_saliency.distributed.process_group.MasksOverRanks`; None where all are scored here.
@@ -94,6 +96,7 @@ class PerturbationInferer(Inferer):
         progress: bool = False,
         output: OutputPath | None = None,
         inputs: TensorInput | None = None,
+        meter: BusyMeter | None = None,
         patch_memory: PatchMemory | bool | None = True,
         autocast: Mapping[str, Any] | None = None,
         sharing: Sharing | None = None,
@@ -110,6 +113,7 @@ class PerturbationInferer(Inferer):
         self.progress = flag("progress", progress)
         self.output = output
         self.inputs = inputs if inputs is not None else TensorInput()
+        self.meter = meter
         self.patch_memory = patch_memory
         self.autocast = autocast
         self._made = True
@@ -248,7 +252,7 @@ class PerturbationInferer(Inferer):
         guard: Guard | None = None,
     ) -> Forward:
         """The seam around the calls of a network."""
-        given = self.output, tuple(args), dict(kwargs or {}), self.autocast, guard
+        given = self.output, tuple(args), dict(kwargs or {}), self.meter, self.autocast, guard
         return Forward(self.inferer, self.inputs, network, *given)
 
     def _score(
@@ -374,6 +378,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     words = "a MONAI inferer such as SimpleInferer()"
     instance("inferer", settings["inferer"], Inferer, words, function=True, none=True)
     instance("inputs", settings["inputs"], TensorInput, "an adapter such as DictInput('image')", none=True)
+    instance("meter", settings["meter"], BusyMeter, "a BusyMeter()", none=True)
     words = "True, False or PatchMemory(device_bytes=..., host_bytes=...)"
     instance("patch_memory", settings["patch_memory"], (bool, PatchMemory), words, none=True)
     words = "the arguments of torch.autocast, such as {'dtype': torch.float16}"

@@ -1,15 +1,21 @@
-"""The trace that a flag gives."""
+"""How busy the network was, against sums by hand, and the trace that a flag gives."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
 import monai.bundle
-from helpers.own_bundle import BATCHES, settings
+import pytest
+import torch
+from helpers.own_bundle import BATCH, BATCHES, settings
 from helpers.scans import LPS, write_scan
+
+from monai_saliency.utils import timing
+from monai_saliency.utils.timing import BusyMeter
 
 STAGES = ["perturb", "forward", "read scores", "map", "save"]
 
@@ -51,3 +57,27 @@ def test_no_trace_unless_asked_for(tmp_path: Path) -> None:
     write_scan(tmp_path / "cohort" / "s.nii.gz", (13, 12, 14), LPS)
     monai.bundle.run(**settings(tmp_path, "out"))
     assert not list(tmp_path.rglob("*.pt.trace.json*"))
+
+
+@pytest.mark.parametrize("waiting", [64, 1])
+def test_share_by_hand(waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Busy from 10 to 12, from 15 to 18 and from 19 to 20: 6 of 10 seconds."""
+    clock = iter([10.0, 12.0, 15.0, 18.0, 19.0, 20.0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(timing, "_WAITING", waiting)
+    meter = BusyMeter()
+    for images in (1, 16, 3):
+        with meter.call(torch.ones(images, 2)):
+            pass
+    assert str(meter) == "network busy 60.0 % of the 10.0 s between its first and last forward (20 images)"
+
+
+def test_the_run_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a network that takes 20 ms. Two images of each case go through it alone, and one more to predict."""
+    for seed in range(2):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    monai.bundle.run(**settings(tmp_path, "out", seconds=0.02))
+    (found,) = re.findall(r"network busy (\S+) % of the (\S+) s .* \((\d+) images\)", capsys.readouterr().out)
+    share, wall, images = float(found[0]), float(found[1]), int(found[2])
+    assert images == 2 * (2 + BATCHES * BATCH)
+    assert 0.02 * 2 * (BATCHES + 2) <= share / 100 * wall + 0.1 <= wall + 0.1
