@@ -205,7 +205,7 @@ class ArgumentInputs(_NamedInputs):
             name. By default all inputs are passed by position, in the order in which they are given.
 
     Raises:
-        ValueError: when ``perturb`` is empty.
+        ValueError: when ``perturb`` is empty, or ``positional`` is a text.
 
     Example::
 
@@ -221,6 +221,8 @@ class ArgumentInputs(_NamedInputs):
 
     def __init__(self, perturb: str | int | Sequence[str | int], positional: Sequence[str | int] | None = None) -> None:
         super().__init__(perturb)
+        if isinstance(positional, str):
+            raise ValueError(f"`positional` must be a list of names, got {positional!r}")
         self.positional = None if positional is None else list(positional)
 
     def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
