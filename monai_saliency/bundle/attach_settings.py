@@ -128,7 +128,7 @@ class AttachSettings:
         self.runtime = check_runtime(self.amp, self.channels_last, self.compile, self.prefix)
         self.report = flag("report", self.report)
         self.standard_error = flag("standard_error", self.standard_error)
-        self.measures = Trust.when(self.trust, self.trust_steps)
+        self.measures = Trust(self.trust_steps) if flag("trust", self.trust) else None
         self.keeps_place = flag(f"{self.prefix}keeps_place", self.keeps_place)
 
     def writers(self, folder: str | Path) -> Compose:

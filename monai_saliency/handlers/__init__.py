@@ -4,9 +4,7 @@
 module                what it has
 ====================  ==================================================================================
 ``saliency_handler``  :class:`SaliencyHandler`, the event hooks; needs the extra ``bundle``
-``background``        saving beside the network
-``summary``           :class:`Summary`, the rows of ``summary.csv`` and ``regions.csv``, the cohort's figures
-``made_by``           which settings made a row, and a word where rows of others stand beside it
+``summary``           :class:`Summary`, the rows of ``summary.csv``, which settings made them, the cohort's figures
 ``trust``             :class:`Trust`, how far to trust the map of a case: the figures of ``--trust true``
 ``trust_page``        :func:`trust_page`, the page ``trust.md`` of a cohort
 ``mlflow``            :class:`Tracker`, what ``--tracking mlflow`` records

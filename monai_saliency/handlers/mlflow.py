@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from monai.handlers import MLFlowHandler
@@ -22,37 +21,21 @@ from monai_saliency.visualize.pictures import PICTURE_FORMATS
 
 __all__ = ["Tracker", "check"]
 
-logger = logging.getLogger(__name__)
-
 _CASE_METRICS = ("probability", "score", "peak_saliency", "peak_in_label", "forwards", "seconds")
 _BATCH = 1000  # metrics that MLflow takes at once
 
 
-def check(save_execute_config: str | bool | None, output_dir: str | Path) -> None:
-    """Before any work, check that MLflow is there where the run is tracked. MLflow's telemetry is switched off.
-
-    Args:
-        save_execute_config: the config's id of that name, which MONAI replaces by the executed config's path where
-            ``--tracking`` is given.
-        output_dir: the run's.
+def check() -> None:
+    """Before any work, check that MLflow is installed, and switch its telemetry off.
 
     Raises:
-        OptionalImportError: when MLflow is not installed.
+        OptionalImportError: when it is not installed.
     """
-    if isinstance(save_execute_config, bool):
-        return
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    path = _executed_config(save_execute_config or "", output_dir)
-    if path.is_file() and MLFlowHandler.__name__ in path.read_text(encoding="utf-8"):
-        require("mlflow", extra="mlflow")
+    require("mlflow", extra="mlflow")
 
 
-def _executed_config(path: str | Path, output_dir: str | Path) -> Path:
-    """The executed config's file: MONAI 1.6.1 names it ``/maps + '/config_<time>.json'``, which nothing evaluates."""
-    name = re.search(r" \+ '/(config_\w+\.json)'$", str(path))
-    return Path(output_dir) / name[1] if name else Path(path)
-
-
+@dataclass
 class Tracker:
     """Completes the records of MONAI's ``MLFlowHandler``, as a context around the evaluator's run.
 
@@ -75,52 +58,36 @@ class Tracker:
         saliency_key: the end of their names.
     """
 
-    def __init__(
-        self,
-        handlers: Sequence[Any],
-        settings: Mapping[str, Any],
-        summary: Summary,
-        failures: Failures,
-        network: Callable[..., Any],
-        network_id: str | None = None,
-        output_dir: str | Path = ".",
-        picture: bool = True,
-        saliency_key: str = "saliency",
-    ) -> None:
-        self.handlers: list[Any] = [handler for handler in handlers if isinstance(handler, MLFlowHandler)]
-        self.settings = dict(settings)
-        self.summary = summary
-        self.failures = failures
-        self.network = network
-        self.network_id = network_id
-        self.output_dir = Path(output_dir)
-        self.picture = picture
-        self.saliency_key = saliency_key
-        self._runs: list[Any] = []
+    handlers: Sequence[Any]
+    settings: Mapping[str, Any]
+    summary: Summary
+    failures: Failures
+    network: Callable[..., Any]
+    network_id: str | None = None
+    output_dir: str | Path = "."
+    picture: bool = True
+    saliency_key: str = "saliency"
+    _runs: list[Any] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.handlers = [handler for handler in self.handlers if isinstance(handler, MLFlowHandler)]
 
     def __enter__(self) -> Tracker:
         self._runs = [self._start(handler) for handler in self.handlers]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         status = "FINISHED" if error is None else "FAILED" if isinstance(error, Exception) else "KILLED"
         for handler, run in zip(self.handlers, self._runs, strict=True):
-            try:
-                self._finish(handler, run, status)
-            except Exception:
-                if error is None:
-                    raise
-                logger.exception("the run's end is not recorded in MLflow")
+            self._finish(handler, run, status)
 
     def _start(self, handler: Any) -> Any:
         network = {
             "network": type(self.network).__name__,
             "network_fingerprint": network_fingerprint(self.network, self.network_id),
         }
-        handler.experiment_param = self.settings | network | (handler.experiment_param or {})
-        handler.artifacts = tuple(_executed_config(path, self.output_dir) for path in handler.artifacts if path)
+        handler.experiment_param = {**self.settings, **network, **(handler.experiment_param or {})}
+        handler.artifacts = tuple(self._executed_config(path) for path in handler.artifacts if path)
         if (handler.artifact_location or "").startswith("file:"):
             # MONAI 1.6.1 quotes the folder twice: "my maps" becomes another folder, "my%20maps".
             handler.artifact_location = handler.artifact_location.replace("%25", "%")
@@ -129,6 +96,13 @@ class Tracker:
         name = handler.run_name or f"run_{time.strftime('%Y%m%d_%H%M%S')}"
         handler.cur_run = handler.client.create_run(handler.experiment.experiment_id, run_name=name)
         return handler.cur_run
+
+    def _executed_config(self, path: str | Path) -> Path:
+        """The executed config's file: MONAI 1.6.1 names it ``/maps + '/config_<time>.json'``, which nothing
+        evaluates.
+        """
+        name = re.search(r" \+ '/(config_\w+\.json)'$", str(path))
+        return Path(self.output_dir) / name[1] if name else Path(path)
 
     def _finish(self, handler: Any, run: Any, status: str) -> None:
         handler.cur_run, handler.run_finish_status = run, status
@@ -142,15 +116,14 @@ class Tracker:
             handler.close()
 
     def _log_metrics(self, client: Any, run_id: str, rows: Sequence[dict[str, str]]) -> None:
-        entities = require("mlflow.entities", extra="mlflow")
+        metric = require("mlflow.entities", extra="mlflow").Metric
         now = int(time.time() * 1000)
-        found = figures(rows, len(self.failures.rows))
-        metrics = [entities.Metric(name, value, now, 0) for name, value in found.items()]
+        metrics = [metric(name, value, now, 0) for name, value in figures(rows, len(self.failures.rows)).items()]
         for step, row in enumerate(rows, start=1):
             for name in _CASE_METRICS:
                 if row[name]:
                     value = float({"True": 1, "False": 0}.get(row[name], row[name]))
-                    metrics.append(entities.Metric(f"case/{name}", value, now, step))
+                    metrics.append(metric(f"case/{name}", value, now, step))
         for start in range(0, len(metrics), _BATCH):
             client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
 
@@ -160,6 +133,6 @@ class Tracker:
                 client.log_artifact(run_id, str(path))
         for case in dict.fromkeys(row["case"] for row in rows if self.picture):
             for kind in PICTURE_FORMATS:
-                picture = self.output_dir / f"{case}_{self.saliency_key}.{kind}"
+                picture = Path(self.output_dir) / f"{case}_{self.saliency_key}.{kind}"
                 if picture.is_file():
                     client.log_artifact(run_id, str(picture), (Path("pictures") / case).parent.as_posix())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,9 +18,14 @@ from monai.utils import CommonKeys
 
 from monai_saliency.cases import Case, case_name, image_file, image_spacing
 from monai_saliency.errors import OutputError, as_case_error, root_cause
-from monai_saliency.handlers.background import Background
-from monai_saliency.handlers.made_by import MadeBy, described, scan_mark, warn_of_another_scan
-from monai_saliency.handlers.summary import Summary, figures, summarize, warn_of_noise
+from monai_saliency.handlers.summary import (
+    Summary,
+    described,
+    figures,
+    note_settings,
+    scan_mark,
+    summarize,
+)
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
@@ -28,7 +36,7 @@ from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.networks.runtime import same_network
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.storage.tables import TRUST_COLUMNS, Failures
+from monai_saliency.storage.tables import Failures
 from monai_saliency.targets.base import label_name
 from monai_saliency.utils.arguments import instance, require
 from monai_saliency.utils.tensors import plain, to_host
@@ -41,6 +49,36 @@ __all__ = ["Batch", "SaliencyHandler", "predictions_of"]
 
 Events = require("ignite.engine", extra="bundle").Events
 logger = logging.getLogger(__name__)
+
+
+class _Background:
+    """Runs pieces of work one after another in one thread. At most two wait or run."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._pieces: deque[Future[None]] = deque()
+
+    def submit(self, work: Callable[[], None], held: ExitStack) -> None:
+        """Hand over work, and contexts to close when it has run or is skipped. Waits while there is no room, and raises
+        the error of an earlier piece.
+        """
+        while self._pieces and (len(self._pieces) > 1 or self._pieces[0].done()):
+            self._pieces.popleft().result()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="Background")
+        piece, close = self._thread.submit(work), held.pop_all().close
+        piece.add_done_callback(lambda _: close())
+        self._pieces.append(piece)
+
+    def finish(self, skip: bool = False) -> None:
+        """Wait until all pieces are done, or skip those that have not begun, and raise the first error."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=skip)
+            self._thread = None
+        pieces, self._pieces = self._pieces, deque()
+        for piece in pieces:
+            if not piece.cancelled():
+                piece.result()
 
 
 @dataclass(frozen=True)
@@ -60,8 +98,8 @@ class SaliencyHandler:
 
     The map of each case goes into the case's dictionary, through the postprocessing (``Invertd``, ``SaveSaliencyd``,
     ...) and into the summary. A background thread does that on the host, in order, while the network explains the next
-    case; at most two cases wait for it. Errors that are not case failures are re-raised before the next batch or at the
-    end; later cases are not saved.
+    case; at most two cases wait for it. Its errors that are not case failures are raised with a later case, or at the
+    end.
 
     Args:
         inferer: explains images.
@@ -114,11 +152,12 @@ class SaliencyHandler:
         trust: Trust | None = None,
     ) -> None:
         self.explainer = CaseExplainer(inferer, network, store, failures, network_id)
+        #: explains images, unless a batch brings its own
+        self.inferer = self.explainer.inferer
+        #: the scores that are kept
+        self.store = store
         words = "a transform of one case's dictionary, such as Compose([...])"
-        # A class such as `dict` is a transform too.
-        self.postprocessing = (
-            postprocessing if callable(postprocessing) else instance("postprocessing", postprocessing, (), words)
-        )
+        self.postprocessing = instance("postprocessing", postprocessing, (), words, function=True)
         self.summary = instance("summary", summary, Summary, "Summary(path)", none=True)
         self.failures = failures
         self.image_key = image_key
@@ -126,29 +165,16 @@ class SaliencyHandler:
         self.label_key = label_key
         self.standard_error_key = standard_error_key
         self.trust = instance("trust", trust, Trust, "Trust()", none=True)
-        self._background = Background(limit=2)
-        self._made_by: MadeBy | None = None
-        self._is_warned = False
-        self._marked = ""  # the key of the network whose rows the mark is for
-        self._marks: set[str] = set()  # of the rows of this run
+        self._background = _Background()
+        self._marks: dict[str, str] = {}  # of the rows of this run, by the network that made them
         self._loader: Any = None
         if failures is not None:
             failures.withdraw_by(self.withdraw)
 
     @property
-    def inferer(self) -> PerturbationInferer:
-        """Explains images, unless a batch brings its own."""
-        return self.explainer.inferer
-
-    @property
     def whole_inferer(self) -> PerturbationInferer:
         """The inferer with all that is known only at the first case, for the description of what made the maps."""
         return self.inferer
-
-    @property
-    def store(self) -> ScoreStore | None:
-        """The scores that are kept."""
-        return self.explainer.store
 
     @property
     def explained(self) -> list[str]:
@@ -157,20 +183,12 @@ class SaliencyHandler:
 
     def attach(self, engine: Engine) -> None:
         """Register with an evaluator."""
-        engine.add_event_handler(Events.STARTED, self._forget)
-        # Before an iteration: an evaluator may count errors inside it as failures of the iteration's own cases.
-        engine.add_event_handler(Events.ITERATION_STARTED, self._background.check)
         engine.add_event_handler(IterationEvents.FORWARD_COMPLETED, self)
         # The cohort's figures are read at either event, and an epoch that is terminated has no end.
         for event in (Events.EPOCH_COMPLETED, Events.COMPLETED):
             engine.add_event_handler(event, self.finish)
         engine.add_event_handler(Events.COMPLETED, self._report)
         engine.add_event_handler(Events.EXCEPTION_RAISED, self._stop)
-
-    def _forget(self, engine: Engine) -> None:
-        """Rows of this run are marked by what the network is now, not in a run before it."""
-        self._marked = ""
-        self._marks.clear()
 
     def finish(self) -> None:
         """Wait until all explained cases are written. An evaluator that this is attached to does so at its end."""
@@ -179,10 +197,7 @@ class SaliencyHandler:
     def _stop(self, engine: Engine, error: BaseException) -> None:
         """Leave nothing half done: write the cases that are explained, or on Ctrl-C only the one that is under way."""
         try:
-            if isinstance(error, Exception):
-                self.finish()
-            else:
-                self._background.cancel()
+            self._background.finish(skip=not isinstance(error, Exception))
         except Exception as other:
             logger.error("%s, while the run was stopping", other, exc_info=other)
         raise error
@@ -197,15 +212,7 @@ class SaliencyHandler:
 
     def batches(self, engine: Engine) -> Iterator[Batch]:
         """The batches to explain after one iteration of the evaluator."""
-        output = engine.state.output
-        if not isinstance(output, Mapping):
-            raise ValueError(
-                f"engine.state.output is a {type(output).__name__}, where the handler reads a dictionary with "
-                f"{self.image_key!r}: MONAI's evaluators take it apart into a list, and postprocess it, before "
-                "ITERATION_COMPLETED. Attach the handler by handler.attach(evaluator), which explains at "
-                "FORWARD_COMPLETED"
-            )
-        images = output[self.image_key]
+        images = engine.state.output[self.image_key]
         items = decollate_batch(engine.state.batch)
         for i, item in enumerate(items):
             item.setdefault("case", case_name(images, i))
@@ -213,11 +220,10 @@ class SaliencyHandler:
 
     def _predictions(self, engine: Engine, count: int) -> Sequence[Any] | None:
         """What the evaluator's network gave for each image; None where it is another network, or not known."""
-        output = engine.state.output
         is_same = same_network(getattr(engine, "network", None), self.explainer.network)
-        if not is_same or not isinstance(output, Mapping) or getattr(engine, "output_changed", False):
+        if not is_same or getattr(engine, "output_changed", False):
             return None
-        return predictions_of(output.get(CommonKeys.PRED), count)
+        return predictions_of(engine.state.output.get(CommonKeys.PRED), count)
 
     def _case_of(self, item: dict[Any, Any], prediction: Any) -> Case:
         image = item[self.image_key]
@@ -230,94 +236,76 @@ class SaliencyHandler:
         )
 
     def _write_later(self, batch: Batch, cases: Sequence[Case], explained: Explained) -> None:
-        network = self.explainer.network, self.explainer.network_id
-        # A handler may give the network other weights between two cases.
-        if self.summary is not None and (known := network_fingerprint(*network) or "unknown") != self._marked:
-            made_by = MadeBy(self.summary, described(self.whole_inferer, *network, self._loader))
-            # An engine runs the evaluator for each of its units.
-            if self._made_by is None or self._made_by.mark != made_by.mark:
-                self._made_by = made_by
-                made_by.note()
-            self._marked = known
-        # It is saved later, when the mark may be that of the next case.
-        mark = self._made_by.mark if self._made_by is not None else ""
-        self._marks.add(mark)
-        try:
-            case = _OnHost(batch.items[explained.index], explained, self.standard_error_key)
-        except Exception as error:  # such as no memory for the standard error
-            if self.failures is None:
-                raise
-            self.failures.add(explained.explanation.name, "explain", error)
-            return
-        trust = self._trust_of(batch, cases[explained.index], explained)
-        self._background.submit(partial(self._write, case, mark, trust), explained.claim)
+        """Copy a case to the host, so that the device's memory is free for the next case, and have it written."""
+        item, case, mark = batch.items[explained.index], cases[explained.index], self._mark()
+        work = None
+        with self._listing(case.name):  # such as where there is no memory for the standard error
+            copied, explanation = _on_host(item, explained.explanation, self.saliency_key, self.standard_error_key)
+            took = _seconds(explained.start, Timestamp(explained.explanation.saliency.device), explained.count)
+            trust: list[dict[str, Any]] = []
+            if self.trust is not None and self.summary is not None:
+                image, label = plain(batch.inputs)[explained.index], self.label_of(item)
+                how = batch.inferer or self.inferer, self.explainer.network
+                measured = Trusted(explained.explanation, *how, image, case, label, self.explainer.network_id)
+                trust = self.trust.rows(measured, self.summary)
+            work = partial(self._write, copied, explanation, took, mark, trust)
+        if work is not None:
+            self._background.submit(work, explained.claim)
 
-    def _trust_of(self, batch: Batch, case: Case, explained: Explained) -> list[dict[str, Any]]:
-        """The figures of trust of each map of a case: those of the table where they are of the same map; none where
-        nobody asked.
-        """
-        if self.trust is None or self.summary is None:
-            return []
-        trusted = Trusted(
-            explained.explanation,
-            batch.inferer or self.inferer,
-            self.explainer.network,
-            plain(batch.inputs)[explained.index],
-            case,
-            self.label_of(batch.items[explained.index]),
-            self.explainer.network_id,
-        )
-        mark = self.trust.mark(trusted)
-        rows = [row for row in self.summary.read() if row["case"] == case.name and row.get("trust_of", "") == mark]
-        if mark and len(rows) == len(explained.explanation.saliency) and not any(row["trust_problem"] for row in rows):
-            return [{name: row.get(name, "") for name in TRUST_COLUMNS} for row in rows]
-        return self.trust.figures(trusted, mark)
+    def _mark(self) -> str:
+        """The mark of the rows that are made now: a handler may give the network other weights between two cases."""
+        if self.summary is None:
+            return ""
+        network = self.explainer.network, self.explainer.network_id
+        known = network_fingerprint(*network) or "unknown"
+        if known not in self._marks:
+            self._marks[known] = note_settings(self.summary, described(self.whole_inferer, *network, self._loader))
+        return self._marks[known]
 
     def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:
         """What reads the label map ``(1, *spatial)`` of a case, on the image's grid; None where it has none."""
         return label_on_grid(item, self.image_key)
 
-    def _write(self, case: _OnHost, mark: str, trust: Sequence[dict[str, Any]]) -> None:
-        """Write a case, in the background."""
+    @contextmanager
+    def _listing(self, case: str, kinds: Any = Exception) -> Iterator[None]:
+        """List a case that fails; where there is no list, the error has its name."""
         try:
-            # Each thread has its own mode, and this one never needs gradients.
-            with torch.no_grad(), stage("save"):
-                self._save(*case.read(), mark, trust)
-        except (Exception, SystemExit) as error:  # in this thread no signal ends the program
+            yield
+        except kinds as error:
             if self.failures is not None:
-                self.failures.add(case.name, "explain", error)
-                return
-            if isinstance(root_cause(error), OutputError):
+                self.failures.add(case, "explain", error)
+            elif isinstance(root_cause(error), OutputError):
                 raise
-            raise as_case_error(error, case.name) from error
+            else:
+                raise as_case_error(error, case) from error
 
-    def _save(
+    def _write(
         self,
         item: dict[Any, Any],
         explanation: Explanation,
-        seconds: float,
+        took: Callable[[], float],
         mark: str,
         trust: Sequence[dict[str, Any]],
     ) -> None:
-        item[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(item[self.image_key])
-        for key in {self.standard_error_key, "disagreement"} & item.keys():
-            item[key] = MetaTensor(item[key]).copy_meta_from(item[self.image_key])
-        item["explanation"] = explanation
-        item["title"] = _title(explanation)
-        done = self.postprocessing(item)
-        if self.summary is not None:
-            maps = done[self.saliency_key]
-            arrays = maps.numpy(force=True), maps.affine.numpy()
-            image = item[self.image_key]
-            # What came from no file is told apart by its voxels.
-            scan = scan_mark(image_file(image)) or fingerprint(plain(image))[:8]
-            self._is_warned = self._is_warned or warn_of_another_scan(self.summary, explanation.name, scan)
-            rows = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark, scan)
-            warn_of_noise(explanation.name, rows)
-            self.summary.add([row | more for row, more in zip(rows, trust or [{}] * len(rows), strict=True)])
-        if self.failures is not None:
-            self.failures.remove(explanation.name)
-        self.explainer.written(explanation.name)
+        """Write a case, in the background."""
+        # In this thread no signal ends the program. It has its own mode, and never needs gradients.
+        with self._listing(explanation.name, (Exception, SystemExit)), torch.no_grad(), stage("save"):
+            seconds = took()  # and the copies are there
+            for key in {self.saliency_key, self.standard_error_key, "disagreement"} & item.keys():
+                item[key] = MetaTensor(item[key]).copy_meta_from(item[self.image_key])
+            item["explanation"] = explanation
+            item["title"] = _title(explanation)
+            maps = self.postprocessing(item)[self.saliency_key]
+            if self.summary is not None:
+                image = item[self.image_key]
+                # What came from no file is told apart by its voxels.
+                scan = scan_mark(image_file(image)) or fingerprint(plain(image))[:8]
+                arrays = maps.numpy(force=True), maps.affine.numpy()
+                found = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark, scan)
+                self.summary.add([row | more for row, more in zip(found, trust or [{}] * len(found), strict=True)])
+            if self.failures is not None:
+                self.failures.remove(explanation.name)
+            self.explainer.written(explanation.name)
 
     def withdraw(self, case: str) -> None:
         """Remove the row of a case, its map and its picture, which an earlier run may have written of another scan."""
@@ -328,22 +316,20 @@ class SaliencyHandler:
                 step.withdraw(case)
 
     def _report(self, engine: Engine) -> None:
-        """Put the cohort's figures among the engine's metrics, and write its page of trust."""
-        if self._made_by is not None:
-            self._made_by.warn("they stay, and the figures count them")
         engine.state.metrics.update(self.figures())
         self.write_trust()
 
     def write_trust(self) -> None:
         """Write the cohort's page ``trust.md`` from the summary as it stands."""
-        if self.summary is not None:
+        # Rows of this run may have taken the place of rows with figures.
+        if self.summary is not None and (self.trust is not None or self.summary.path.with_name("trust.md").exists()):
             write_trust_page(self.summary)
 
     def incomplete(self, alike: bool = False) -> list[str]:
         """The waiting cases that have neither a map nor a failure by now."""
-        ended = set(self.explained)
+        ended, marks = set(self.explained), set(self._marks.values())
         rows = [] if self.summary is None else self.summary.read()
-        ended |= {row["case"] for row in rows if not (alike and self._marks) or row["settings"] in self._marks}
+        ended |= {row["case"] for row in rows if not (alike and marks) or row["settings"] in marks}
         ended |= set() if self.failures is None else {row["case"] for row in self.failures.since()}
         return [case for case in dict.fromkeys(self.explainer.waiting) if case not in ended]
 
@@ -369,32 +355,24 @@ def predictions_of(output: Any, count: int) -> Sequence[Any] | None:
     return [rows(output, index, index + 1, count) for index in range(count)]
 
 
-class _OnHost:
-    """An explained case in the host's memory, or on its way there: on CUDA nothing waits for the copies until they are
-    read. The device's memory is free for the next case.
-    """
+def _on_host(
+    item: dict[Any, Any], explanation: Explanation, saliency_key: Any, error_key: Any
+) -> tuple[dict[Any, Any], Explanation]:
+    """An explained case in the host's memory, or on its way there: on CUDA nothing waits for the copies here."""
+    found = {key: value for key, value in item.items() if key != error_key} | explanation.maps_beside(error_key)
+    found[saliency_key] = explanation.saliency
+    found = {key: to_host(value) if isinstance(value, torch.Tensor) else value for key, value in found.items()}
+    own = {
+        name: None if (value := getattr(explanation, name)) is None else to_host(value)
+        for name in ("scores", "reference_scores", "noise")
+    }
+    own |= {"saliency": found[saliency_key], "disagreement": found.get("disagreement")}
+    return found, replace(explanation, **own)
 
-    def __init__(self, item: dict[Any, Any], explained: Explained, standard_error_key: str | None = None) -> None:
-        explanation = explained.explanation
-        self.name = explanation.name
-        self._start, self._count = explained.start, explained.count
-        self._item = {key: to_host(value) if isinstance(value, torch.Tensor) else value for key, value in item.items()}
-        self._item.pop(standard_error_key, None)
-        self._item |= {key: to_host(each) for key, each in explanation.maps_beside(standard_error_key).items()}
-        self._explanation = replace(
-            explanation,
-            saliency=to_host(explanation.saliency),
-            scores=to_host(explanation.scores),
-            reference_scores=to_host(explanation.reference_scores),
-            noise=None if explanation.noise is None else to_host(explanation.noise),
-            disagreement=self._item.get("disagreement"),
-        )
-        self._end = Timestamp(explanation.saliency.device)
 
-    def read(self) -> tuple[dict[Any, Any], Explanation, float]:
-        """The case's dictionary, its explanation, and the seconds that it took."""
-        self._end.wait()
-        return self._item, self._explanation, self._end.seconds_since(self._start) / self._count
+def _seconds(start: Timestamp, end: Timestamp, count: int) -> Callable[[], float]:
+    """How long each of some cases took; it waits until the device has come to the end."""
+    return lambda: end.seconds_since(start) / count
 
 
 def _title(explanation: Explanation) -> str:

@@ -1,28 +1,51 @@
-"""The summary of a cohort: a row for each map of a case, and figures over all rows."""
+"""The summary of a cohort: a row for each map of a case, the settings that made the rows, and figures over all rows."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
+import torch
+from monai.utils import OptionalImportError
 
 from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.metrics.peak import peak_voxel
-from monai_saliency.storage.files import load_label
+from monai_saliency.networks.identity import network_fingerprint
+from monai_saliency.networks.runtime import plain_network, runtime_settings
+from monai_saliency.storage.dicom import is_dicom, series_files
+from monai_saliency.storage.files import atomic_path, load_label, locked
+from monai_saliency.storage.key import fingerprint, input_files
 from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
 from monai_saliency.storage.tables import CaseTable as Summary
-from monai_saliency.targets.base import label_name
+from monai_saliency.visualize.legend import is_noise
 
-__all__ = ["COLUMNS", "TIMES_NOISE", "Summary", "figures", "is_noise", "summarize", "warn_of_noise"]
-
-# A peak of so many times its noise is not chance, even among a thousand voxels.
-TIMES_NOISE = 5
+__all__ = [
+    "COLUMNS",
+    "Summary",
+    "described",
+    "figures",
+    "note_settings",
+    "scan_mark",
+    "summarize",
+    "warn_of_others",
+]
 
 logger = logging.getLogger(__name__)
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, np.generic)
+# How fast an inferer is, and where; the random state of a Compose.
+_NO_MATTER = {"sw_batch_size", "progress", "cpu_thresh", "cache_roi_weight_map", "buffer_steps", "buffer_dim"}
+_NO_MATTER |= {"device", "sw_device", "R", "log_stats"}
+_DEEPEST, _MOST = 5, 20
 
 
 def summarize(
@@ -44,8 +67,8 @@ def summarize(
         affine: the affine ``(4, 4)`` of the scan, from voxels to scanner mm.
         label: the file of the label map, on any grid. None if the case has no label map.
         seconds: how long explaining took.
-        settings: the mark of the settings that made the maps, see :class:`monai_saliency.handlers.made_by.MadeBy`.
-        scan: the mark of the scan, see :func:`monai_saliency.handlers.made_by.scan_mark`.
+        settings: the mark of the settings that made the maps, see :func:`note_settings`.
+        scan: the mark of the scan, see :func:`scan_mark`.
 
     Returns:
         dictionaries with the keys of :data:`COLUMNS`. Positions are in scanner mm. ``noise`` is ``""`` where it is not
@@ -89,24 +112,6 @@ def _noise(explanation: Explanation) -> list[float | str]:
     return [""] * maps if noise is None else noise.repeat_interleave(maps // len(noise)).tolist()
 
 
-def is_noise(row: dict[str, Any], names: Sequence[str] = ("peak_saliency", "lowest_saliency")) -> bool:
-    """Whether all values of a row's map are within five times its noise of 0, as chance alone can put them."""
-    values = [row[name] for name in names if row.get(name, "") != ""]
-    return row.get("noise", "") != "" and all(abs(float(each)) <= TIMES_NOISE * float(row["noise"]) for each in values)
-
-
-def warn_of_noise(case: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Name a case's maps whose peak may be chance in the log."""
-    if noisy := [label_name(row["class"]) for row in rows if is_noise(row, ["peak_saliency"])]:
-        logger.warning(
-            "case %s: the peak of the map of %s may be chance, within %d times its noise of 0: nothing that was hidden "
-            "supports the score, or more masks are needed",
-            case,
-            ", ".join(dict.fromkeys(noisy)),
-            TIMES_NOISE,
-        )
-
-
 def _in_label(case: str, mm: np.ndarray, path: str | Path) -> bool | str:
     """Whether a place lies in a label. A label that cannot be read must not cost a finished map its row."""
     try:
@@ -144,3 +149,105 @@ def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, floa
     found |= {name: float(np.mean(values)) for name, values in means.items() if values}
     noise = sum(map(is_noise, rows))
     return found | ({"maps_of_noise": noise} if noise else {})
+
+
+# What made the rows. --------------------------------------------------------------------------------------------------
+
+
+def described(
+    inferer: PerturbationInferer, network: Callable[..., Any], network_id: str | None = None, loader: Any = None
+) -> dict[str, str]:
+    """Describe what decides a map besides the image: values in words by their place, such as ``masks.seed``."""
+    found: dict[str, str] = {}
+    for name in ("masks", "fill", "target", "estimator", "inferer", "inputs", "output", "autocast"):
+        _describe(getattr(inferer, name), name, found)
+    found |= {f"network.{name}": str(value) for name, value in runtime_settings(network).items()}
+    network = plain_network(network)
+    found["network"] = f"{type(network).__name__} {(network_fingerprint(network, network_id) or 'unknown')[:8]}"
+    dataset = getattr(loader, "dataset", None)
+    while dataset is not None and getattr(dataset, "transform", None) is None:
+        dataset = getattr(dataset, "dataset", None)
+    _describe(getattr(dataset, "transform", None), "preprocessing", found)
+    return found
+
+
+def _describe(value: Any, name: str, found: dict[str, str], depth: int = 0) -> None:
+    """Add the words for a value, and for what it holds."""
+    words = type(value).__qualname__
+    inside: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, _PLAIN):
+        words = str(value)
+    elif isinstance(value, torch.Tensor | np.ndarray):
+        words += f" {tuple(value.shape)} {fingerprint(value)[:8]}"
+    elif isinstance(value, list | tuple | Mapping):
+        words = f"{len(value)} values"
+        inside = value.items() if isinstance(value, Mapping) else enumerate(value)
+    elif hasattr(value, "__qualname__"):
+        words = f"{value.__module__}.{value.__qualname__}"
+    elif not isinstance(value, torch.nn.Module):
+        attributes = sorted(getattr(value, "__dict__", {}).items())
+        inside = [each for each in attributes if not each[0].startswith("_") and each[0] not in _NO_MATTER]
+    found[name] = words
+    for key, each in [*inside][:_MOST] if depth < _DEEPEST else ():
+        _describe(each, f"{name}.{key}", found, depth + 1)
+
+
+def note_settings(table: Summary, description: Mapping[str, str]) -> str:
+    """Mark the rows of a run by its settings, and warn of rows with another mark.
+
+    Args:
+        table: has a column ``settings``.
+        description: the settings of this run, see :func:`described`. A file beside the table, such as
+            ``summary.settings.json``, gets them under the mark.
+
+    Returns:
+        the mark, eight hexadecimal digits.
+    """
+    mark = sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:8]
+    path = table.path.with_suffix(".settings.json")
+    with locked(path.with_name(f".{path.name}.lock")):
+        known = json.loads(path.read_text()) if path.exists() else {}
+        if mark not in known:
+            with atomic_path(path) as temporary:
+                temporary.write_text(json.dumps(known | {mark: dict(description)}, indent=1) + "\n")
+    _warn(
+        table,
+        [row["case"] for row in table.read() if row["settings"] != mark],
+        f"were explained with other settings (column `settings`, see {path.name}): this run replaces the rows of the "
+        "cases that it explains",
+    )
+    return mark
+
+
+def warn_of_others(table: Summary, cases: Collection[str]) -> None:
+    """Report rows of cases that a cohort does not have. They stay: a run beside this one may be writing them."""
+    _warn(table, [row["case"] for row in table.read() if row["case"] not in cases], "are not of this cohort")
+
+
+def _warn(table: Summary, cases: Sequence[str], words: str) -> None:
+    if cases:
+        logger.warning(
+            "%s: %d cases (the first is %s) %s. Rows that stay count in the figures: choose another output folder to "
+            "keep them apart",
+            table.path,
+            len(set(cases)),
+            cases[0],
+            words,
+        )
+
+
+def scan_mark(file: str | None) -> str:
+    """Hash the content of a scan's files, wherever they are.
+
+    Args:
+        file: the path of the scan: a file, any slice of a DICOM series, or a folder of slices.
+
+    Returns:
+        eight hexadecimal digits; empty where there is no such file.
+    """
+    files: Any = file
+    if file and is_dicom(file):
+        with suppress(OptionalImportError):  # a bundle may read it with another package
+            files = [*map(str, series_files(file))]
+    contents = sorted(content for _, content in input_files(files, checksum=True))
+    return sha256("".join(contents).encode()).hexdigest()[:8] if any(contents) else ""

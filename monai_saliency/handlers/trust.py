@@ -9,6 +9,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -25,27 +26,22 @@ from monai_saliency.fills.constant import MeanFill
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.metrics.control_maps import controls
-from monai_saliency.metrics.detector import AUPRC
-from monai_saliency.metrics.mass import Leakage, MassInLabel
+from monai_saliency.metrics.method_checks import RankAgreement, Repeatability, randomised, resemblance
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.perturbation_curve import Deletion, Insertion
-from monai_saliency.metrics.pointing import Pointing
-from monai_saliency.metrics.randomisation import randomised, resemblance
-from monai_saliency.metrics.repeatability import RankAgreement, Repeatability
-from monai_saliency.networks.identity import network_fingerprint, scores_key
+from monai_saliency.metrics.plausibility import AUPRC, Leakage, MassInLabel, Pointing
+from monai_saliency.networks.identity import network_fingerprint, network_key, scores_key
 from monai_saliency.storage.files import load_image
 from monai_saliency.storage.key import fingerprint
-from monai_saliency.storage.tables import LONGEST_CELL, TRUST_COLUMNS
+from monai_saliency.storage.tables import TRUST_COLUMNS, CaseTable
 from monai_saliency.targets.base import BoundTarget, Target
-from monai_saliency.utils.arguments import flag, whole_number
+from monai_saliency.utils.arguments import whole_number
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import stage
 
 __all__ = ["Trust", "Trusted", "label_on_grid"]
 
 logger = logging.getLogger(__name__)
-
-_LONGEST = 300  # characters of a problem in the table
 
 
 @dataclass(frozen=True)
@@ -82,25 +78,21 @@ class Trust:
         self.seed = whole_number("seed", seed, 0)
         self._randomised: tuple[str, torch.nn.Module] | None = None
 
-    @staticmethod
-    def when(wanted: bool | str, steps: int = 20) -> Trust | None:
-        """For configs: measures maps with ``steps``, or None where it is not wanted."""
-        return Trust(steps) if flag("trust", wanted) else None
+    def rows(self, case: Trusted, table: CaseTable) -> list[dict[str, Any]]:
+        """The figures of each map of a case: those of the table where they are of the same map, else measured."""
+        mark = self.mark(case)
+        rows = [row for row in table.read() if row["case"] == case.case.name and row.get("trust_of", "") == mark]
+        if mark and len(rows) == len(case.explanation.saliency) and not any(row["trust_problem"] for row in rows):
+            return [{name: row.get(name, "") for name in TRUST_COLUMNS} for row in rows]
+        return self.figures(case, mark)
 
     def mark(self, case: Trusted) -> str:
-        """Sixteen hexadecimal digits of all that decides a case's figures; empty where something cannot be identified.
-
-        A resumed run does not measure figures with this mark again.
-        """
+        """Sixteen hexadecimal digits of all that decides a case's figures; empty where that is not known."""
         try:
-            network = network_fingerprint(case.network, case.network_id)
-            if network is None:
-                return ""
-            inferer = case.inferer
-            settings = [*inferer.deciding.values(), inferer.estimator]
+            network, inferer = network_key(case.network, case.network_id), case.inferer
             label = None if case.label is None else plain(case.label()).cpu()
-            image = replace(case.case, image=case.image)
-            key = scores_key(network, settings, image, isinstance(inferer.fill, CaseFill))
+            scan = replace(case.case, image=case.image), isinstance(inferer.fill, CaseFill)
+            key = scores_key(network, [*inferer.deciding.values(), inferer.estimator], *scan)
             return fingerprint([key, label, self.steps, self.seed])[:16]
         except Exception as error:  # such as of the label, which the figures report
             logger.info("case %s: its figures of trust have no mark: %s", case.case.name, error)
@@ -127,9 +119,7 @@ class Trust:
             - ``trust_curves``: the curves as JSON, where they are not too long for a table.
         """
         with torch.no_grad(), stage("trust"):
-            found = _Figures(case, self)
-            found.measure()
-        return found.rows(mark)
+            return _Figures(case, self).rows(mark)
 
     def randomised(self, network: Any) -> torch.nn.Module:
         """A copy of the network at random weights, which is kept for the next case."""
@@ -153,53 +143,46 @@ class _AsExplained(Target):
 class _Figures:
     """The figures of one case, while they are measured."""
 
-    def __init__(self, case: Trusted, trust: Trust) -> None:
-        self.trust = trust
-        self.name, self.network, self.label = case.case.name, case.network, case.label
-        self.maps = plain(case.explanation.saliency)[None]  # (1, K, *spatial)
-        self.image = plain(case.image)[None].to(self.maps.device)
+    def __init__(self, given: Trusted, trust: Trust) -> None:
+        self.given, self.trust = given, trust
+        self.maps = plain(given.explanation.saliency)[None]  # (1, K, *spatial)
+        self.image = plain(given.image)[None].to(self.maps.device)
         # The reference is the case's own by now, and nobody has predicted the other networks' outputs.
-        self.case = replace(case.case, prediction=None)
-        self.explanation = case.explanation
-        target = _AsExplained(case.inferer.target, case.explanation.target)
-        self.inferer = case.inferer.replace(target=target, progress=False, sharing=None)
+        self.case = replace(given.case, prediction=None)
+        target = _AsExplained(given.inferer.target, given.explanation.target)
+        self.inferer = given.inferer.replace(target=target, progress=False, sharing=None)
         self.forwards = 0
         self.found: dict[str, Sequence[Any]] = {}
         self.problems: list[str] = []
-        self._others: dict[str, torch.Tensor] = {}
-        self._drawn: list[dict[str, dict[str, Any]]] = [{} for _ in self.maps[0]]
+        self.compared = {"": self.maps}
+        self.drawn: list[dict[str, dict[str, Any]]] = [{} for _ in self.maps[0]]
 
-    def measure(self) -> None:
-        """Measure all of it, each figure by itself: one that fails leaves the others."""
+    def rows(self, mark: str) -> list[dict[str, Any]]:
+        """Measure each figure by itself, so that one that fails leaves the others; see :meth:`Trust.figures`."""
         self._try("the standard error", self._errors)
         self._try("another seed", self._other_seed)
         self._try("another fill", self._other_fill)
         self._try("controls", self._controls)
-        for name, metric in (("insertion", Insertion), ("deletion", Deletion)):
-            self._try(name, partial(self._curves, name, metric))
+        self._try("insertion", self._curves, "insertion", Insertion)
+        self._try("deletion", self._curves, "deletion", Deletion)
         self._try("the randomised network", self._other_network)
-        if self.label is not None:
-            self._try("the label", partial(self._plausibility, self.label))
-
-    def rows(self, mark: str) -> list[dict[str, Any]]:
-        """The figures of each map; see :meth:`Trust.figures`."""
+        if self.given.label is not None:
+            self._try("the label", self._plausibility, self.given.label)
         of_case = {"trust_of": mark, "trust_forwards": self.forwards, "trust_problem": "; ".join(self.problems)}
         rows = []
-        for number in range(self.maps.shape[1]):
+        for number, curves in enumerate(self.drawn):
             own = {f"trust_{name}": _cell(values[number]) for name, values in self.found.items()}
-            curves = json.dumps(self._drawn[number], separators=(",", ":"))
-            own |= {"trust_curves": curves} if self._drawn[number] and len(curves) <= LONGEST_CELL else {}
-            found = of_case | own
-            rows.append({name: found[name] for name in TRUST_COLUMNS if name in found})
+            own |= {"trust_curves": json.dumps(curves, separators=(",", ":"))} if curves else {}
+            rows.append(of_case | own)
         return rows
 
-    def _try(self, name: str, measure: Callable[[], None]) -> None:
+    def _try(self, name: str, measure: Callable[..., None], *given: Any) -> None:
         try:
-            measure()
+            measure(*given)
         except Exception as error:  # a figure must not cost a map
             words = " ".join(f"{name}: {error or type(error).__name__}".split())
-            self.problems.append(words[:_LONGEST] + " ..." * (len(words) > _LONGEST))
-            logger.warning("case %s: a figure of trust could not be measured: %s", self.name, words)
+            self.problems.append(words)
+            logger.warning("case %s: a figure of trust could not be measured: %s", self.case.name, words)
 
     def _again(self, inferer: PerturbationInferer, network: Callable[..., Any]) -> torch.Tensor:
         """The maps ``(1, K, *spatial)`` of another explanation of the same question."""
@@ -208,46 +191,48 @@ class _Figures:
         return plain(explanation.saliency)[None]
 
     def _errors(self) -> None:
-        error = self.explanation.standard_error
+        error = self.given.explanation.standard_error
         if error is None:
             return
         maps, errors = self.maps[0].flatten(1), error.flatten(1)
-        span = maps.amax(1) - maps.amin(1)
-        self.found["relative_error"] = (errors.amax(1) / span).tolist()
+        self.found["relative_error"] = (errors.amax(1) / (maps.amax(1) - maps.amin(1))).tolist()
         peaks = [peak_voxel(each.numpy(force=True)) for each in self.maps[0]]
         pairs = zip(self.maps[0], error, peaks, strict=True)
         self.found["peak_to_error"] = [float(each[peak] / wrong[peak]) for each, wrong, peak in pairs]
 
     def _other_seed(self) -> None:
         for seed in (self.trust.seed, self.trust.seed + 1):
-            try:
-                other = Repeatability(self.inferer, self.network, seed).inferer
-            except ValueError:  # this very seed, or masks without one
-                continue
-            self.found["repeatability"] = _values(RankAgreement().compute(self.maps, self._again(other, self.network)))
+            with suppress(ValueError):  # this very seed, or masks without one
+                other = Repeatability(self.inferer, self.given.network, seed).inferer
+                break
+        else:
             return
+        self._compare("repeatability", other)
 
     def _other_fill(self) -> None:
         fill = MeanFill() if isinstance(self.inferer.fill, BlurFill) else BlurFill()
-        other = self._again(self.inferer.replace(fill=fill), self.network)
-        self.found["fill_agreement"] = _values(RankAgreement().compute(self.maps, other))
+        self._compare("fill_agreement", self.inferer.replace(fill=fill))
+
+    def _compare(self, name: str, inferer: PerturbationInferer) -> None:
+        others = self._again(inferer, self.given.network)
+        self.found[name] = RankAgreement().compute(self.maps, others)[0].tolist()
 
     def _other_network(self) -> None:
-        other = self._again(self.inferer, self.trust.randomised(self.network))
+        other = self._again(self.inferer, self.trust.randomised(self.given.network))
         self.found["randomised"] = resemblance(self.maps[0], other[0]).tolist()
-        self._others["_randomised"] = other
+        self.compared["_randomised"] = other
 
     def _controls(self) -> None:
         found = controls(self.image, self.maps, self.trust.seed)
-        self._others |= {f"_{name}": each for name, each in found.items()}
+        self.compared |= {f"_{name}": each for name, each in found.items()}
 
     def _curves(self, name: str, metric: Callable[..., Insertion | Deletion]) -> None:
-        curve = metric(self.inferer, self.network, self.trust.steps)
+        curve = metric(self.inferer, self.given.network, self.trust.steps)
         try:
-            for ending, maps in {"": self.maps, **self._others}.items():
+            for ending, maps in self.compared.items():
                 (curves,) = curve.curves(maps, self.image, [self.case])
                 self.found[name + ending] = [float(each.auc) for each in curves]
-                for drawn, each in zip(self._drawn, curves, strict=True):
+                for drawn, each in zip(self.drawn, curves, strict=True):
                     line = [[float(f"{value:.4g}") for value in part] for part in (each.fractions, each.scores)]
                     drawn.setdefault(name, {})[ending.removeprefix("_")] = line
         finally:
@@ -262,8 +247,8 @@ class _Figures:
         leakage = Leakage(top=voxels / label.numel())
         metrics = {"pointing": Pointing(), "mass": MassInLabel(), "leakage": leakage, "auprc": AUPRC()}
         for name, metric in metrics.items():
-            for ending, maps in {"": self.maps, **self._others}.items():
-                self.found[name + ending] = _values(metric.compute(maps, label))
+            for ending, maps in self.compared.items():
+                self.found[name + ending] = metric.compute(maps, label)[0].tolist()
 
 
 def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch.Tensor] | None:
@@ -284,11 +269,6 @@ def _resampled(label: str | Path, image: MetaTensor) -> torch.Tensor:
 
 def _inside(label: torch.Tensor) -> torch.Tensor:
     return ((label != 0) & (label == label)).any(0, keepdim=True)
-
-
-def _values(values: torch.Tensor) -> list[float]:
-    """Of a batch of one case, ``(1, K)``."""
-    return values[0].tolist()
 
 
 def _cell(value: Any) -> Any:

@@ -1,25 +1,107 @@
-"""Comparing the maps of two runs of one cohort: ``python -m monai_saliency compare A B``."""
+"""How far do maps agree: two maps of one scan, and those of two runs (``python -m monai_saliency compare A B``)?"""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from nibabel.filebasedimages import ImageFileError
+import torch
+from scipy.stats import rankdata
 
 from monai_saliency.errors import AdviceError
+from monai_saliency.metrics.base import checked_maps
+from monai_saliency.metrics.peak import peak_voxel
+from monai_saliency.metrics.plausibility import MassInLabel, highest_voxels
 from monai_saliency.storage.files import load_scan
 from monai_saliency.utils.arguments import a_path, number
+from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["CaseComparison", "Comparison", "compare", "find_maps", "read_map"]
+__all__ = ["CaseComparison", "Comparison", "MapAgreement", "compare", "map_agreement", "rank_correlation", "read_map"]
 
 _SUFFIX = "_saliency.nii.gz"
 
 
-def find_maps(folder: str | Path) -> dict[str, Path]:
+def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Spearman's rank correlation ``(n,)`` of rows ``(n, N)``, in [-1, 1]; NaN where all values of a row are equal.
+
+    Example::
+
+        >>> rank_correlation(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[2.0, 9.0, 5.0]])).tolist()
+        [0.5]
+    """
+    ranks = (torch.from_numpy(rankdata(rows.numpy(force=True), axis=1)) for rows in (first, second))
+    return _correlation(*ranks).to(first.device, accumulation_dtype(first.device))
+
+
+def _correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Pearson's correlation ``(n,)`` of rows ``(n, N)``, in [-1, 1]; NaN where all values of a row are equal."""
+    ours, theirs = (rows - rows.mean(1, keepdim=True) for rows in (first, second))
+    size = ((ours**2).sum(1) * (theirs**2).sum(1)).sqrt()
+    return torch.where(size > 0, (ours * theirs).sum(1) / size, torch.nan)
+
+
+@dataclass(frozen=True)
+class MapAgreement:
+    """How far two maps of one scan agree.
+
+    Attributes:
+        pearson: Pearson's correlation of the values, in [-1, 1]; NaN where a map is flat.
+        spearman: the correlation of their ranks, in [-1, 1]; NaN where a map is flat.
+        overlap: which share of the first map's highest voxels is among the second's highest, in [0, 1]. The highest are
+            a share ``top`` of all voxels, as far as they are positive; NaN where one map has none.
+        peak_distance: between the peaks, in mm.
+        difference: the largest absolute difference of a voxel, in the maps' unit.
+    """
+
+    pearson: float
+    spearman: float
+    overlap: float
+    peak_distance: float
+    difference: float
+
+
+def map_agreement(first: np.ndarray, second: np.ndarray, affine: np.ndarray, top: float = 0.05) -> MapAgreement:
+    """How far two maps of one scan agree.
+
+    Args:
+        first: one map ``(*spatial)``, 2D or 3D.
+        second: another map of the same scan, of the same shape.
+        affine: ``(4, 4)``, from voxels to scanner mm.
+        top: the share of voxels that counts as highest, in (0, 1].
+
+    Raises:
+        ValueError: when the maps have different shapes, or hold NaN or infinity.
+
+    Example::
+
+        >>> a = np.array([[0.0, 1.0, 2.0], [0.0, 0.0, 9.0]])
+        >>> b = np.array([[0.0, 1.0, 9.0], [0.0, 0.0, 2.0]])
+        >>> found = map_agreement(a, b, np.diag([3.0, 1.0, 1.0, 1.0]), top=1 / 6)
+        >>> found.overlap, found.peak_distance, found.difference
+        (0.0, 3.0, 7.0)
+    """
+    if first.shape != second.shape:
+        raise ValueError(f"maps of one scan have one shape, got {first.shape} and {second.shape}")
+    ours, theirs = (checked_maps(torch.from_numpy(np.array(each, np.float64))[None, None]) for each in (first, second))
+    rows = ours.flatten(1), theirs.flatten(1)
+    highest = [highest_voxels(each, top) & (each > 0) for each in (ours, theirs)]
+    overlap = float(MassInLabel().compute(highest[0].double(), highest[1])) if highest[0].any() else float("nan")
+    peaks = [np.array([*peak_voxel(each), 0, 0][:3], np.float64) for each in (first, second)]
+    return MapAgreement(
+        float(_correlation(*rows)),
+        float(rank_correlation(*rows)),
+        overlap,
+        float(np.linalg.norm(affine[:3, :3] @ (peaks[0] - peaks[1]))),
+        float((ours - theirs).abs().max()),
+    )
+
+
+# Two runs. ------------------------------------------------------------------------------------------------------------
+
+
+def _find_maps(folder: str | Path) -> dict[str, Path]:
     """The files of the maps in an output folder and its subfolders, by the case's name."""
     folder = a_path("folder", folder)
     if not folder.is_dir():
@@ -35,7 +117,7 @@ def read_map(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         scan = load_scan(path)
         return np.asanyarray(scan.dataobj), scan.affine
-    except (OSError, EOFError, ImageFileError, ValueError, zlib.error) as error:
+    except Exception as error:
         raise AdviceError(f"{path} is not a readable map ({error}): delete it and run again") from error
 
 
@@ -107,7 +189,7 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
     """
     maps = []
     for folder in (first, second):
-        maps.append(find_maps(folder))
+        maps.append(_find_maps(folder))
         if not maps[-1]:
             raise ValueError(f"{folder} holds no maps (*{_SUFFIX}): give the output folder of a run")
     ours, theirs = maps
@@ -121,17 +203,9 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
 def _compare(case: str, first: Path, second: Path) -> CaseComparison:
     (ours, our_affine), (theirs, their_affine) = read_map(first), read_map(second)
     same = ours.dtype == theirs.dtype and ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes()
-    return CaseComparison(
-        case, 0.0 if same else _difference(ours, theirs), same, np.array_equal(our_affine, their_affine)
-    )
-
-
-def _difference(first: np.ndarray, second: np.ndarray) -> float:
-    if first.shape != second.shape:
-        return float("inf")
-    ours, theirs = first.astype(np.float64), second.astype(np.float64)
-    if np.array_equal(ours, theirs, equal_nan=True):
-        return 0.0
-    with np.errstate(all="ignore"):
-        difference = float(np.abs(ours - theirs).max() / np.abs(ours).max())
-    return difference if np.isfinite(difference) else float("inf")
+    difference = 0.0 if same else float("inf")
+    if not same and ours.shape == theirs.shape:
+        with np.errstate(all="ignore"):
+            found = np.abs(ours.astype(np.float64) - theirs).max() / np.abs(ours).max()
+        difference = float(found) if np.isfinite(found) else float("inf")
+    return CaseComparison(case, difference, same, np.array_equal(our_affine, their_affine))

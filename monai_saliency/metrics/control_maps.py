@@ -96,7 +96,7 @@ def with_controls(
 
     Example::
 
-        >>> from monai_saliency.metrics.detector import AUPRC
+        >>> from monai_saliency.metrics.plausibility import AUPRC
         >>> label = torch.zeros(1, 1, 16, 16)
         >>> label[..., 4:8, 4:8] = 1
         >>> bright = label + 0.1 * torch.rand(1, 1, 16, 16)  # the lesion is the brightest part of the scan

@@ -12,7 +12,7 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.grid import SubsetMasks
 from monai_saliency.masks.rise import RISEMasks
-from monai_saliency.metrics.scored import NetworkMetric, OneMap, Scored
+from monai_saliency.metrics.base import NetworkMetric, OneMap, Scored
 from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.precision import accumulation_dtype
 
@@ -45,7 +45,7 @@ class Infidelity(_SumsAndDrops):
     masks of ``(beta * sum((1 - M) * S) - (f0 - f)) ** 2``. Our maps say what hiding a voxel takes from the score, so
     the perturbation counts as the share that is hidden (captum's attributions that are multiplied by the input).
 
-    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.scored.NetworkMetric`.
+    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Args:
         masks: which perturbed images; by default ``RISEMasks(200, seed=1)``. Take another seed than the maps have.
@@ -95,7 +95,7 @@ class SensitivityN(_SumsAndDrops):
     Pearson's correlation over random subsets of n cells of a grid. NaN where the sums or the falls are all equal, so
     where the map or the network is flat.
 
-    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.scored.NetworkMetric`.
+    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Args:
         num_hidden: n, how many cells are hidden together.

@@ -11,7 +11,7 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.order import BoundOrderMasks, OrderMasks
-from monai_saliency.metrics.scored import NetworkMetric, OneMap
+from monai_saliency.metrics.base import NetworkMetric, OneMap
 from monai_saliency.utils.arguments import instance, whole_number
 
 __all__ = ["Deletion", "Insertion", "PerturbationCurve"]
@@ -90,7 +90,7 @@ class Deletion(_Curve):
     Deletion also rewards maps that destroy the image's structure early: compare with the controls
     (:func:`~monai_saliency.metrics.control_maps.with_controls`).
 
-    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.scored.NetworkMetric`.
+    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Args:
         steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.

@@ -27,8 +27,7 @@ from monai_saliency.targets.base import label_name
 from monai_saliency.transforms.save import error_key
 from monai_saliency.utils.arguments import a_path, positive_numbers, require
 from monai_saliency.version import __version__
-from monai_saliency.visualize.colours import blended, coloured_voxels, gray_window
-from monai_saliency.visualize.legend import Legend, default_legends, legends_of
+from monai_saliency.visualize.legend import Legend, blended, coloured_voxels, default_legends, gray_window, legends_of
 
 __all__ = ["SaveDicomd", "save_parametric_map", "save_secondary_capture"]
 

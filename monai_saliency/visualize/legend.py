@@ -1,24 +1,52 @@
-"""The meaning of a map's colours: their scale, and which values are worth colouring."""
+"""What a map's colours mean: their scale, which values are worth colouring, and the colours themselves.
+
+Colours are cold below zero and warm above, and grow with the square root of the value.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from monai_saliency.estimators.base import Meaning
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.utils.arguments import positive_numbers
+from monai_saliency.metrics.peak import peak_voxel
+from monai_saliency.utils.arguments import positive_or_none
 
-__all__ = ["TINY", "TIMES_ERROR", "Legend", "legends_of"]
+__all__ = [
+    "COLD",
+    "OPACITY",
+    "WARM",
+    "Legend",
+    "blended",
+    "coloured_voxels",
+    "default_legends",
+    "focus_voxel",
+    "gray_window",
+    "is_noise",
+    "legends_of",
+    "rounded_up",
+    "verdicts",
+]
 
 #: the share of the score's range below which a change is nothing
 TINY = 0.01
 #: how many standard errors a value must reach, so that it is not put down to chance
 TIMES_ERROR = 2
+# A peak of so many times its noise is not chance, even among a thousand voxels.
+_TIMES_NOISE = 5
+# From against to for the score. No white in the middle: what is coloured at all must be seen on a white lesion.
+#: from the lowest value to the last one below zero
+COLD = ("#08306b", "#2171b5", "#41b6c4", "#a8ddb5")
+#: from the first value above zero to the highest one
+WARM = ("#ffe08a", "#fd8d3c", "#e31a1c", "#800026")
+#: of the weakest and the strongest colours; the scan is seen under both
+OPACITY = (0.3, 0.6)
 
 
 @dataclass(frozen=True)
@@ -54,8 +82,8 @@ class Legend:
     def is_nothing(self, saliency: np.ndarray) -> bool:
         """Whether no change reaches a hundredth of the score's range."""
         # A map in another unit is as large for a score that hardly changes, so the masks' changes decide.
-        change = largest(saliency) if self.in_score_unit else self.change
-        return largest(saliency) == 0 or (change is not None and self.span is not None and change < TINY * self.span)
+        change = _largest(saliency) if self.in_score_unit else self.change
+        return _largest(saliency) == 0 or (change is not None and self.span is not None and change < TINY * self.span)
 
     def floor(self, has_error: bool) -> float:
         """The absolute value below which nothing is coloured, by the map's noise where there is no standard error."""
@@ -78,7 +106,7 @@ class Legend:
         Raises:
             ValueError: when ``scale`` is not a number above 0.
         """
-        scale = None if scale is None else _scale(scale)
+        positive_or_none("scale", scale)
         quantity = explanation.target.quantity()
         estimator = explanation.estimator
         meaning = Meaning() if estimator is None else estimator.meaning(explanation.masks)
@@ -111,7 +139,7 @@ def _figures(explanation: Explanation) -> list[list[float]]:
     return [each.repeat_interleave(repeats).tolist() for each in found]
 
 
-def largest(saliency: np.ndarray) -> float:
+def _largest(saliency: np.ndarray) -> float:
     """The largest finite absolute value of a map; 0 where there is none."""
     finite = np.isfinite(saliency)
     return max(float(np.max(saliency, where=finite, initial=0)), -float(np.min(saliency, where=finite, initial=0)))
@@ -125,19 +153,11 @@ def rounded_up(value: float) -> float:
     return next((step * power for step in (1.0, 2.0, 5.0) if value <= step * power * (1 + 1e-9)), 10 * power)
 
 
-def at_most(value: float) -> str:
-    """A number in words, of two digits and never below the value."""
-    if value <= 0:
-        return "0"
-    step = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return f"{math.ceil(value / step * (1 - 1e-9)) * step:.2g}"
-
-
 def default_legends(
     maps: Sequence[np.ndarray] | np.ndarray, scale: float | None = None, words: Sequence[str] | None = None
 ) -> list[Legend]:
     """Legends of K maps ``(*spatial)`` without an explanation; ``scale`` is by default the largest value."""
-    full = max(map(largest, maps), default=0.0) or 1.0 if scale is None else _scale(scale)
+    full = positive_or_none("scale", scale) or max(map(_largest, maps), default=0.0) or 1.0
     return [Legend(full, scale, each) for each in words or [Legend.words] * len(maps)]
 
 
@@ -148,21 +168,66 @@ def verdicts(maps: Sequence[np.ndarray] | np.ndarray, legends: Sequence[Legend],
 
 
 def _verdict(saliency: np.ndarray, legend: Legend, is_coloured: bool) -> str:
-    change = 0.0 if legend.change is None else legend.change
-    by_masks = legend.span is not None and change >= TINY * legend.span  # which may hide much at once
     if not legend.is_nothing(saliency):
-        if not is_coloured:
-            return "nothing stands out from chance"
-        # In the score's unit, which the map is not in.
-        return f"masks change the score by up to {at_most(change)}" if change and not legend.in_score_unit else ""
-    if not legend.in_score_unit:
-        return "the map is zero everywhere" if by_masks else f"no mask changes the score by more than {at_most(change)}"
-    words = f"no part of this scan changes the score by more than {at_most(largest(saliency))}"
-    return words + (f", though single masks change it by up to {at_most(change)}" if by_masks else "")
+        return "" if is_coloured else "nothing stands out from chance"
+    if legend.in_score_unit:
+        return f"no part of this scan changes the score by more than {_largest(saliency):.2g}"
+    return f"no mask changes the score by more than {legend.change or 0.0:.2g}"
 
 
-def _scale(scale: float) -> float:
-    if isinstance(scale, (list, tuple)):
-        raise ValueError(f"`scale` must be one number above 0, got {scale!r}")
-    positive_numbers("scale", scale)
-    return float(scale)
+def is_noise(row: Mapping[str, Any]) -> bool:
+    """Whether all values of a summary row's map are within five times its noise of 0, as chance alone can put them."""
+    values = [row[name] for name in ("peak_saliency", "lowest_saliency") if row.get(name, "") != ""]
+    return row.get("noise", "") != "" and all(abs(float(each)) <= _TIMES_NOISE * float(row["noise"]) for each in values)
+
+
+# Colours. -------------------------------------------------------------------------------------------------------------
+
+
+def coloured_voxels(saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> np.ndarray:
+    """Which voxels ``(*spatial)`` of a map are coloured, by its standard error where there is one."""
+    if not legend.in_score_unit and legend.is_nothing(saliency):
+        return np.zeros(saliency.shape, bool)
+    size = np.abs(saliency)
+    found = np.isfinite(size) & (size >= legend.floor(error is not None))
+    return found if error is None else found & (size >= TIMES_ERROR * error)
+
+
+def focus_voxel(saliency: np.ndarray, coloured: np.ndarray) -> tuple[int, ...]:
+    """The voxel that is looked at first: the peak, or the strongest coloured one, or the middle if none is coloured."""
+    if not coloured.any():
+        return tuple(size // 2 for size in saliency.shape)
+    peak = peak_voxel(saliency)
+    return peak if coloured[peak] else peak_voxel(np.where(coloured, np.abs(saliency), 0))
+
+
+def gray_window(scan: np.ndarray) -> tuple[float, float]:
+    """The scan's values that are drawn black and white."""
+    finite = np.isfinite(scan)
+    if not finite.all():
+        scan = scan[finite] if finite.any() else np.zeros(1)
+    # A small lesion can be the brightest part of the scan, so almost nothing is clipped at the upper end.
+    low, high = np.percentile(scan, [0.5, 99.99])
+    return low, max(high, low + 1e-6)
+
+
+def blended(gray: np.ndarray, saliency: np.ndarray, coloured: np.ndarray, scale: float) -> np.ndarray:
+    """A picture of a map over its scan, ``(rows, columns, 3)`` in uint8."""
+    scan = np.broadcast_to(gray[..., None], (*gray.shape, 3)) if gray.ndim == 2 else gray
+    strength = np.sqrt(np.clip(np.abs(np.nan_to_num(saliency)) / scale, 0, 1))
+    places = np.linspace(0, 1, len(WARM))
+    colours = np.stack(
+        [
+            np.where(saliency < 0, np.interp(strength, places, cold[::-1]), np.interp(strength, places, warm))
+            for cold, warm in zip(_channels(COLD), _channels(WARM), strict=True)
+        ],
+        axis=-1,
+    )
+    weakest, strongest = OPACITY
+    alpha = np.where(coloured, weakest + (strongest - weakest) * strength, 0.0)[..., None]
+    return np.rint(255 * (1 - alpha) * np.clip(scan, 0, 1) + alpha * colours).astype(np.uint8)
+
+
+def _channels(colours: tuple[str, ...]) -> list[list[int]]:
+    """Red, green and blue of some colours, in [0, 255]."""
+    return [[int(each[i : i + 2], 16) for each in colours] for i in (1, 3, 5)]

@@ -14,8 +14,17 @@ import numpy as np
 
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import check_option, require
-from monai_saliency.visualize.colours import COLD, OPACITY, WARM, coloured_voxels, focus_voxel, gray_window
-from monai_saliency.visualize.legend import Legend, default_legends, verdicts
+from monai_saliency.visualize.legend import (
+    COLD,
+    OPACITY,
+    WARM,
+    Legend,
+    coloured_voxels,
+    default_legends,
+    focus_voxel,
+    gray_window,
+    verdicts,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

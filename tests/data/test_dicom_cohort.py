@@ -13,7 +13,7 @@ from monai.data import MetaTensor
 from monai_saliency.data import CohortDataset, find_cases
 from monai_saliency.data.cached_dataset import cohort_dataset
 from monai_saliency.errors import CaseError
-from monai_saliency.handlers.made_by import scan_mark
+from monai_saliency.handlers.summary import scan_mark
 from monai_saliency.storage.dicom import series_files, series_id
 from monai_saliency.storage.files import scan_loader
 

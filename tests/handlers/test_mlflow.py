@@ -24,8 +24,8 @@ from monai.bundle.utils import DEFAULT_MLFLOW_SETTINGS
 from monai.networks.nets import DenseNet
 
 from monai_saliency.errors import root_cause
-from monai_saliency.handlers.summary import is_noise
 from monai_saliency.networks.identity import network_fingerprint
+from monai_saliency.visualize.legend import is_noise
 
 
 @pytest.fixture(autouse=True)

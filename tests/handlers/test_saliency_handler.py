@@ -57,14 +57,6 @@ def handle(inferer: PerturbationInferer, network: Any, summary: Summary | None =
     return cases
 
 
-def test_an_output_that_was_taken_apart_before_is_refused_in_words() -> None:
-    """As at ITERATION_COMPLETED, where each image has its own dictionary."""
-    output = [{"image": image} for image in IMAGES]
-    handler: Any = SaliencyHandler(sliding_window(3, 3, target=ClassScore([0], "none")), brightness, dict)
-    with pytest.raises(ValueError, match=r"output is a list.* Attach the handler by handler\.attach\(evaluator\)"):
-        handler(SimpleNamespace(state=SimpleNamespace(output=output, batch=output)))
-
-
 def test_cases_with_different_numbers_of_boxes(tmp_path: Path) -> None:
     """Each box has a map and a row of its own."""
     explain = sliding_window(3, 3, target=DetectionScore(0.3), mask_batch_size=5)
@@ -106,7 +98,7 @@ def test_a_case_whose_standard_error_fails(listed: bool, tmp_path: Path) -> None
     batch = list_data_collate(items)
     engine = SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch))
     if failures is None:
-        with pytest.raises(MemoryError, match="no memory left"):
+        with pytest.raises(CaseError, match="case ct_1: MemoryError: no memory left"):
             handler(engine)
         handler.finish()
         return
@@ -123,7 +115,7 @@ def test_a_case_that_another_process_holds_is_waited_for(tmp_path: Path) -> None
     batch = list_data_collate([{"image": MetaTensor(IMAGES[0]), "case": "ct"}])
     store = ScoreStore(tmp_path)
     explain = sliding_window(3, 3, target=ClassScore([0], "none"))
-    handler: Any = SaliencyHandler(explain, brightness, dict, store=store, network_id="brightness")
+    handler: Any = SaliencyHandler(explain, brightness, lambda item: item, store=store, network_id="brightness")
     with store.claim("ct"):
         handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
     assert handler.incomplete() == ["ct"]

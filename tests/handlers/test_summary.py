@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nibabel as nib
@@ -9,12 +11,25 @@ import numpy as np
 import pytest
 import torch
 from helpers.maps import LEFTWARD, PEAK, SHAPE, peaked
+from monai.inferers import SlidingWindowInferer
+from monai.transforms import Compose, ScaleIntensityRanged, Spacingd
 
+import monai_saliency as ms
 from monai_saliency.cases import Case
-from monai_saliency.handlers.summary import COLUMNS, Summary, figures, is_noise, summarize
+from monai_saliency.handlers.summary import (
+    COLUMNS,
+    Summary,
+    described,
+    figures,
+    note_settings,
+    scan_mark,
+    summarize,
+    warn_of_others,
+)
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.targets import ClassScore
+from monai_saliency.visualize.legend import is_noise
 
 
 def explanation(maps: np.ndarray) -> Explanation:
@@ -83,12 +98,11 @@ class TestSummarize:
         assert [is_noise(row) for row in summarize("ct_7", flat, 0 * maps, LEFTWARD)] == [True, True]
 
     def test_evidence_against_is_not_noise(self) -> None:
-        """A peak of nothing above a strong negative value: the peak is chance, the map is not."""
+        """A peak of nothing above a strong negative value."""
         maps = np.zeros((1, *SHAPE), np.float32)
         maps[0, 1, 1, 1], maps[0, 0, 0, 0] = -3, 0.1
         rows = summarize("ct_7", replace(explanation(maps), noise=torch.tensor([0.1])), maps, LEFTWARD)
         assert [row["lowest_saliency"] for row in rows] == [-3.0]
-        assert [is_noise(row, ["peak_saliency"]) for row in rows] == [True]
         assert [is_noise(row) for row in rows] == [False]
         assert "maps_of_noise" not in figures(rows)
         older = {name: value for name, value in rows[0].items() if name != "lowest_saliency"}
@@ -142,3 +156,50 @@ class TestFigures:
             "mean_peak_saliency": 5.0,
             "peak_in_label": 0.5,
         }
+
+
+# What made the rows. --------------------------------------------------------------------------------------------------
+
+
+def words(*steps: Any, weight: float = 1.0, **changes: Any) -> dict[str, str]:
+    network = torch.nn.Linear(4, 2)
+    torch.nn.init.constant_(network.weight, weight)
+    torch.nn.init.constant_(network.bias, 0)
+    given = {"num_masks": 50, "grid_size": 3, "target": ClassScore([1], "softmax"), "fill": ms.ConstantFill(0.0)}
+    loader = SimpleNamespace(dataset=SimpleNamespace(dataset=SimpleNamespace(transform=Compose(steps))))
+    return described(ms.rise(**given | changes), network, loader=loader)
+
+
+SPACING = Spacingd("image", (1, 1, 2))
+OTHERS: dict[str, dict[str, str]] = {
+    "masks.seed": words(SPACING, seed=1),
+    "target.classes.0": words(SPACING, target=ClassScore([0], "softmax")),
+    "fill.value": words(SPACING, fill=ms.ConstantFill(-1.0)),
+    "inferer": words(SPACING, inferer=SlidingWindowInferer((2, 2))),
+    "network": words(SPACING, weight=2.0),
+    "preprocessing.transforms": words(SPACING, ScaleIntensityRanged("image", 0, 1)),
+}
+
+
+@pytest.mark.parametrize("difference", OTHERS)
+def test_rows_of_other_settings_are_marked(difference: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = Summary(tmp_path / "summary.csv", columns=("case", "settings"))
+    mark = note_settings(table, words(SPACING))
+    table.add([{"case": "a", "settings": mark}])
+    assert note_settings(table, words(SPACING, mask_batch_size=3, progress=True)) == mark  # decides no map
+    assert not caplog.messages
+    other = note_settings(table, OTHERS[difference])
+    (message,) = caplog.messages
+    assert "1 cases (the first is a) were explained with other settings" in message
+    known = json.loads((tmp_path / "summary.settings.json").read_text())
+    assert known[mark][difference] != known[other][difference]
+    warn_of_others(table, ["b"])
+    assert "1 cases (the first is a) are not of this cohort" in caplog.text
+
+
+def test_a_scan_is_known_by_its_content(tmp_path: Path) -> None:
+    for name, content in (("a", b"1"), ("moved", b"1"), ("b", b"2")):
+        (tmp_path / name).write_bytes(content)
+    first, moved, other, none = (scan_mark(str(tmp_path / name)) for name in ("a", "moved", "b", "none"))
+    assert first == moved != other
+    assert none == ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monai_saliency.handlers.trust_page import Verdict, trust_page, verdict, write_trust_page
+from monai_saliency.handlers.trust_page import trust_page, verdict, write_trust_page
 from monai_saliency.storage.tables import SUMMARY_COLUMNS, TRUST_COLUMNS, CaseTable
 
 HEADINGS = ["Consistency", "Plausibility", "Fidelity", "Usefulness"]
@@ -83,23 +83,22 @@ def test_maps_of_several_classes_are_not_mixed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "passes", "words"),
+    ("figures", "begins", "words"),
     [
-        ({}, True, "passes: the map depends on what was learned"),
-        ({"trust_randomised": 0.5}, False, "fails: the network at random weights gives much the same map"),
-        ({"trust_randomised": -0.7}, False, "rank correlation 0.7"),  # upside down, it is the same structure
-        ({"trust_auprc_randomised": 0.41}, False, "fails: it finds the label without having learned anything"),
-        ({"trust_auprc_randomised": 0.4}, True, "passes"),
-        ({"trust_auprc": "", "trust_auprc_randomised": ""}, True, "passes"),
-        ({"trust_randomised": ""}, None, "not known"),
+        ({}, "passes", "the map depends on what was learned"),
+        ({"trust_randomised": 0.5}, "fails", "the network at random weights gives much the same map"),
+        ({"trust_randomised": -0.7}, "fails", "rank correlation 0.7"),  # upside down, it is the same structure
+        ({"trust_auprc_randomised": 0.41}, "fails", "it finds the label without having learned anything"),
+        ({"trust_auprc_randomised": 0.4}, "passes", ""),
+        ({"trust_auprc": "", "trust_auprc_randomised": ""}, "passes", ""),
+        ({"trust_randomised": ""}, "not known", ""),
     ],
 )
-def test_verdict_by_its_rule(figures: dict[str, Any], passes: bool | None, words: str) -> None:
+def test_verdict_by_its_rule(figures: dict[str, Any], begins: str, words: str) -> None:
     found = verdict([a_row("a", **figures)])
-    assert isinstance(found, Verdict)
-    assert found.passes is passes
-    assert words in found.words
-    assert f"**Randomised network: {found.words}.**" in trust_page([a_row("a", **figures)])
+    assert found.startswith(begins)
+    assert words in found
+    assert f"**Randomised network: {found}.**" in trust_page([a_row("a", **figures)])
 
 
 def test_problems_are_counted_with_their_reasons() -> None:

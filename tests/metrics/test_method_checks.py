@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 import monai_saliency as ms
 from monai_saliency import metrics
 from monai_saliency.metrics.control_maps import CONTROLS
-from monai_saliency.metrics.randomisation import randomised
+from monai_saliency.metrics.method_checks import randomised
 
 TARGET = ms.ClassScore([0, 1], "none")
 IMAGES = torch.rand(2, 1, 8, 9, generator=torch.Generator().manual_seed(0))

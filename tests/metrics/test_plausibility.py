@@ -11,8 +11,8 @@ import torch
 from monai.data import MetaTensor
 
 from monai_saliency import metrics
+from monai_saliency.metrics.agreement import rank_correlation
 from monai_saliency.metrics.base import SaliencyMetric
-from monai_saliency.metrics.ranks import rank_correlation
 
 ALL = [metrics.Pointing(), metrics.MassInLabel(), metrics.AUPRC(), metrics.MeanIoU(), metrics.MeanIoU(0.3)]
 ALL += [metrics.Leakage(), metrics.Leakage(top=0.2), metrics.Pointing(tolerance=1.0)]

@@ -14,8 +14,7 @@ from monai.data import MetaTensor
 from monai_saliency.errors import CaseError
 from monai_saliency.storage.files import load_image
 from monai_saliency.transforms import SaveDicomd, save_secondary_capture
-from monai_saliency.visualize.colours import blended
-from monai_saliency.visualize.legend import Legend
+from monai_saliency.visualize.legend import Legend, blended
 
 pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
 hd = pytest.importorskip("highdicom", reason="needs the dicom extra")

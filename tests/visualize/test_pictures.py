@@ -147,7 +147,7 @@ def test_a_map_that_only_speaks_against_is_shown_where_it_does() -> None:
     assert [each.axes[0].get_title() for each in flat] == ["strongest at voxel (14, 12)", "peak at voxel (14, 12)", ""]
 
 
-@pytest.mark.parametrize("scale", [0, -1, float("nan"), "1", [1, 2]])
+@pytest.mark.parametrize("scale", [0, -1, float("nan"), "1"])
 def test_a_wrong_scale_is_named(scale: Any) -> None:
     with pytest.raises(ValueError, match=r"`scale` must be .*above 0, got"):
         plot_saliency(np.zeros((4, 4)), np.zeros((1, 4, 4)), np.eye(4), scale=scale)

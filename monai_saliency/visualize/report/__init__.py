@@ -3,12 +3,11 @@
 ==============  ===================================================================
 module          what it holds
 ==============  ===================================================================
-``build``       writing all of it: ``write_report`` and ``write_comparison``
+``build``       writing all of it, of one run or of several: how far they agree
 ``cases``       what an output folder holds of each case, read from nowhere else
 ``kept_scan``   what a run keeps of a scan for the report
 ``shown``       what a case's page shows: volumes, and small pictures
-``comparison``  several runs, map by map: how far they agree
-``pages``       the pages, and ``curves`` in them
+``pages``       the pages, and the curves in them
 ``templates/``  their Jinja2 templates
 ``assets/``     their scripts and style
 ``vendored/``   NiiVue, the viewer of volumes, with its licence

@@ -1,20 +1,25 @@
-"""Making the report of a finished output folder."""
+"""Making the report of a finished output folder, or of several, map by map."""
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from monai_saliency.metrics.agreement import MapAgreement, map_agreement
 from monai_saliency.storage.files import atomic_path, locked
-from monai_saliency.visualize.report.cases import read_cohort
-from monai_saliency.visualize.report.comparison import Runs
+from monai_saliency.visualize.report.cases import CaseFiles, MapFile, Row, class_words, read_cohort
 from monai_saliency.visualize.report.kept_scan import case_id
-from monai_saliency.visualize.report.pages import case_page, cohort_page, compared_page
+from monai_saliency.visualize.report.pages import case_page, cohort_page, rendered, scale_words
 from monai_saliency.visualize.report.shown import Shown
 
-__all__ = ["try_report", "write_comparison", "write_report"]
+__all__ = ["Compared", "Runs", "try_report", "write_comparison", "write_report"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +32,7 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
     An earlier report there is made anew. A case whose maps cannot be read has a page that says why.
 
     Args:
-        folder: the output folder of our bundle's run or of the overlay's. Nothing outside of it is read.
+        folder: the output folder of our bundle's run or of the overlay's.
         title: of the cohort's page; by default the folder's name.
 
     Returns:
@@ -50,8 +55,7 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
         around = [None, *explained, None]
         thumbnails: dict[str, Sequence[str]] = {}
         for place, case in enumerate(explained):
-            shown: Shown | None = None
-            problem = ""
+            shown, problem = None, ""
             try:
                 shown = Shown.of(case, cohort.scales)
             except ValueError as error:
@@ -62,8 +66,7 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
             page = case_page(case, shown, problem, (around[place], around[place + 2]))
             _write(report / "cases" / f"{case.id}.html", page)
         words = title or f"Saliency maps: {folder.resolve().name}"
-        _write(report / "index.html", cohort_page(cohort, words, thumbnails))
-    return report / "index.html"
+        return _write(report / "index.html", cohort_page(cohort, words, thumbnails))
 
 
 def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, title: str | None = None) -> Path:
@@ -74,7 +77,7 @@ def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, titl
     where only one run has a case, the page says so instead.
 
     Args:
-        folders: the output folders of two or more runs. Only these are read.
+        folders: the output folders of two or more runs.
         output_dir: gets a folder ``report`` with the page; not the output folder of a run.
         title: of the first page; by default the runs' names.
 
@@ -99,15 +102,24 @@ def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, titl
         lines = []
         for number, line in enumerate(runs.compared()):
             lines.append((line, _write_thumbnails(report, f"{case_id(line.case)}-{number}", line.thumbnails)))
-        words = title or f"Saliency maps compared: {', '.join(runs.names)}"
-        _write(report / "index.html", compared_page(runs, lines, words))
-    return report / "index.html"
+        compared = sum(line.agreement is not None for line, _ in lines)
+        sizes = [f"{name}: {len(cohort.cases)} cases" for name, cohort in zip(runs.names, runs.cohorts, strict=True)]
+        page = rendered(
+            "compared.html",
+            title=title or f"Saliency maps compared: {', '.join(runs.names)}",
+            first=runs.names[0],
+            lines=lines,
+            figures=[*sizes, f"{compared} pairs of maps compared", f"{len(lines) - compared} not"],
+            classes=sorted({line.words for line, _ in lines if line.words}),
+            scales=scale_words(runs.scales),
+        )
+        return _write(report / "index.html", page)
 
 
 def try_report(folder: str | Path) -> None:
     """Make the report at the end of a run and print its path. A finished run never fails by it: an error is logged."""
     try:
-        path = write_report(folder)
+        print(write_report(folder), flush=True)
     except Exception as error:
         logger.error(
             "the report of %s could not be made: %s. The maps are there; `python -m monai_saliency report FOLDER` "
@@ -115,17 +127,15 @@ def try_report(folder: str | Path) -> None:
             folder,
             error,
         )
-        return
-    print(path, flush=True)
 
 
 def _begin(report: Path) -> None:
     """Remove the pages and pictures of an earlier report, and copy what pages need."""
     for folder in ("cases", "thumbnails", "assets"):
         shutil.rmtree(report / folder, ignore_errors=True)
-    (report / "assets").mkdir(parents=True)
-    for source in [*(_HERE / "assets").iterdir(), *(_HERE / "vendored").glob("niivue.*")]:
-        shutil.copyfile(source, report / "assets" / source.name)
+    shutil.copytree(_HERE / "assets", report / "assets")
+    for source in (_HERE / "vendored").glob("niivue.*"):
+        shutil.copy(source, report / "assets")
 
 
 def _write_thumbnails(report: Path, name: str, pictures: Sequence[bytes]) -> list[str]:
@@ -137,6 +147,101 @@ def _write_thumbnails(report: Path, name: str, pictures: Sequence[bytes]) -> lis
     return addresses
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> Path:
     with atomic_path(path, durable=False) as temporary:
         temporary.write_text(text, encoding="utf-8")
+    return path
+
+
+# Several runs. --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One map of a case in the first run and in another."""
+
+    case: str
+    run: str
+    words: str = ""
+    rows: Sequence[Row] = ({}, {})
+    agreement: MapAgreement | None = None
+    problem: str = ""
+    thumbnails: Sequence[bytes] = ()
+
+
+class Runs:
+    """The output folders of several runs over one cohort. Runs are compared with the first of them."""
+
+    def __init__(self, folders: Sequence[str | Path]) -> None:
+        paths = [Path(folder).resolve() for folder in folders]
+        if len(paths) < 2 or len(set(paths)) < len(paths):
+            raise ValueError(
+                f"give the output folders of two runs or more, each once, got {', '.join(map(str, folders))}"
+            )
+        self.names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
+        self.cohorts = [read_cohort(folder) for folder in folders]
+        self.scales: dict[str, float] = {}
+        for cohort in self.cohorts:
+            for words, scale in cohort.scales.items():
+                self.scales[words] = max(self.scales.get(words, 0.0), scale)
+
+    def compared(self) -> Iterator[Compared]:
+        """Compare the maps of all cases, sorted by the cases' names."""
+        first, *others = ({case.case: case for case in cohort.cases} for cohort in self.cohorts)
+        for name in sorted(set(first).union(*others)):
+            for run, cases in zip(self.names[1:], others, strict=True):
+                try:
+                    maps = _opened(first.get(name), self.names[0]), _opened(cases.get(name), run)
+                    yield from self._of_case(first[name], cases[name], maps, run)
+                except ValueError as error:
+                    yield Compared(name, run, problem=str(error))
+
+    def _of_case(
+        self, first: CaseFiles, second: CaseFiles, maps: tuple[MapFile, MapFile], run: str
+    ) -> Iterator[Compared]:
+        """Compare the maps of one case that explain the same class and channel."""
+        _check_grids(*maps)
+        ours, theirs = ({class_words(row): place for place, row in enumerate(case.rows)} for case in (first, second))
+        values = [file.read() for file in maps]
+        pictures = [Shown.of(case, self.scales).thumbnails() for case in (first, second)]
+        for words in dict.fromkeys([*ours, *theirs]):
+            if words not in ours or words not in theirs:
+                owner = self.names[0] if words in ours else run
+                yield Compared(first.case, run, words, problem=f"only {owner} explains {words}")
+                continue
+            i, j = ours[words], theirs[words]
+            thumbnails = [*pictures[0][i : i + 1], *pictures[1][j : j + 1]]
+            rows = first.rows[i], second.rows[j]
+            found = Compared(first.case, run, words, rows, problem=_difference(*rows), thumbnails=thumbnails)
+            if found.problem:
+                yield found
+                continue
+            agreement = map_agreement(values[0][i], values[1][j], maps[0].affine)
+            if first.legends()[i].words != second.legends()[j].words:  # such as a change of the score and a variance
+                agreement = replace(agreement, difference=math.nan)
+            yield replace(found, agreement=agreement)
+
+
+def _opened(case: CaseFiles | None, run: str) -> MapFile:
+    """The maps of a case in a run; ValueError says why there are none."""
+    if case is None:
+        raise ValueError(f"not in {run}")
+    if case.failure is not None and not case.rows:
+        raise ValueError(f"failed in {run}: {case.failure.get('error', '')}")
+    return case.open_maps()[0]
+
+
+def _check_grids(first: MapFile, second: MapFile) -> None:
+    if first.shape != second.shape:
+        raise ValueError(f"the grids differ, {first.shape} and {second.shape} voxels: explain the same scans")
+    if not np.allclose(first.affine, second.affine, rtol=1e-4, atol=1e-3):
+        raise ValueError("the affines differ: explain the same scans")
+
+
+def _difference(first: Row, second: Row) -> str:
+    """Why two maps are not of one score of one scan; empty where they are."""
+    for key, what in (("scan", "scans"), ("quantity", "scores"), ("unit", "scores")):
+        ours, theirs = first.get(key, ""), second.get(key, "")
+        if ours != theirs and (key != "scan" or (ours and theirs)):
+            return f"the {what} differ: `{key}` is {ours!r} and {theirs!r}"
+    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,12 @@ _OF_ONE = {"probability", "0 to 1", "-1 to 1"}
 
 
 class MapFile:
-    """A file of ``count`` maps, whose voxels are read when they are needed."""
+    """A file of ``count`` maps, whose voxels are read when they are needed.
+
+    Attributes:
+        shape: ``(*spatial)`` of a map.
+        affine: ``(4, 4)``, from voxels to scanner mm.
+    """
 
     def __init__(self, path: Path, count: int) -> None:
         self.path, self.count = path, count
@@ -35,17 +40,15 @@ class MapFile:
         except Exception as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
         whole = self._image.shape
-        #: ``(*spatial)`` of a map
         self.shape: tuple[int, ...] = whole[:-1] if count > 1 else whole
-        #: ``(4, 4)``, from voxels to scanner mm
         self.affine = np.asarray(self._image.affine, np.float64)
         if len(self.shape) not in (2, 3) or (count > 1 and whole[-1] != count):
             raise ValueError(f"{path} has shape {whole}, where summary.csv has {count} maps of 2D or 3D images")
 
-    def read(self, part: tuple[slice, ...] | None = None) -> np.ndarray:
+    def read(self, part: tuple[slice, ...] = ()) -> np.ndarray:
         """The maps ``(count, *spatial)``, float32, or a part of each; ValueError when they cannot be read."""
         try:
-            found = np.asarray(self._image.dataobj[... if part is None else part], dtype=np.float32)
+            found = np.asarray(self._image.dataobj[(*part, ...)], dtype=np.float32)
         except Exception as error:
             raise ValueError(f"{self.path} cannot be read: {error}") from error
         return np.moveaxis(found, -1, 0) if self.count > 1 else found[None]
@@ -69,23 +72,22 @@ class CaseFiles:
     @cached_property
     def kept(self) -> KeptScan | None:
         """The scan that was kept; None where there is none of these maps."""
-        path = _inside(self.folder, kept_path(self.folder, self.case))
+        path = kept_path(self.folder, self.case)
         try:
-            return None if path is None else KeptScan.load(path)
-        except ValueError as error:
-            logger.warning("case %s: %s, so its page shows the maps alone", self.case, error)
+            return KeptScan.load(path) if path.is_file() else None
+        except Exception as error:
+            logger.warning("case %s: %s is not a scan that was kept for a report: %s", self.case, path, error)
             return None
 
     def open_maps(self) -> tuple[MapFile, MapFile | None]:
         """The files of its maps and of their standard errors on the same grid."""
         key = "saliency" if self.kept is None else self.kept.key
         error = "standard_error" if key == "saliency" else f"{key}_standard_error"
-        paths = (self.folder / f"{self.case}_{ending}.nii.gz" for ending in (key, error))
-        map_file, error_file = (_inside(self.folder, path) for path in paths)
-        if map_file is None:
+        path, error_path = (self.folder / f"{self.case}_{ending}.nii.gz" for ending in (key, error))
+        if not path.is_file():
             raise ValueError("its map is not in the folder any more")
-        maps = MapFile(map_file, len(self.rows))
-        errors = None if error_file is None else MapFile(error_file, len(self.rows))
+        maps = MapFile(path, len(self.rows))
+        errors = MapFile(error_path, len(self.rows)) if error_path.is_file() else None
         return maps, errors if errors is not None and errors.shape == maps.shape else None
 
     def legends(self) -> list[Legend]:
@@ -99,8 +101,7 @@ class CaseFiles:
 class Cohort:
     """The cases of an output folder, from ``summary.csv`` and ``failures.csv``, sorted by name."""
 
-    folder: Path
-    cases: Sequence[CaseFiles] = field(default_factory=list)
+    cases: Sequence[CaseFiles]
 
     @cached_property
     def scales(self) -> dict[str, float]:
@@ -113,13 +114,11 @@ class Cohort:
 
 
 def read_cohort(folder: str | Path) -> Cohort:
-    """Find what the output folder of a run holds. What lies outside of it, also behind a link or ``..``,
-    is not read.
-    """
+    """Find what the output folder of a run holds; ValueError where that is no case."""
     folder = Path(folder)
-    summary = _table(folder, "summary.csv", SUMMARY_COLUMNS)
-    failures = _table(folder, "failures.csv", Failures.COLUMNS)
-    regions = _table(folder, "regions.csv", REGION_COLUMNS)
+    summary = _table(folder / "summary.csv", SUMMARY_COLUMNS)
+    failures = _table(folder / "failures.csv", Failures.COLUMNS)
+    regions = _table(folder / "regions.csv", REGION_COLUMNS)
     if not summary and not failures:
         raise ValueError(
             f"{folder} holds neither a summary.csv nor a failures.csv with cases: give the output folder of a run"
@@ -128,7 +127,7 @@ def read_cohort(folder: str | Path) -> Cohort:
     for name in sorted({*summary, *failures}):
         failure = failures[name][-1] if name in failures else None
         cases.append(CaseFiles(name, summary.get(name, ()), failure, regions.get(name, ()), folder))
-    return Cohort(folder, cases)
+    return Cohort(cases)
 
 
 def class_words(row: Row) -> str:
@@ -157,24 +156,9 @@ def _legend(row: Row) -> Legend:
     return Legend(scale, None, words, noise=float(row.get("noise") or 0))
 
 
-def _table(folder: Path, name: str, columns: Sequence[str]) -> dict[str, list[Row]]:
+def _table(path: Path, columns: Sequence[str]) -> dict[str, list[Row]]:
     """The rows of a table by their case."""
-    path = _inside(folder, folder / name)
     found: dict[str, list[Row]] = {}
-    for row in [] if path is None else CaseTable(path, columns=columns).read():
+    for row in CaseTable(path, columns=columns).read():
         found.setdefault(row["case"], []).append(row)
     return found
-
-
-def _inside(folder: Path, path: Path) -> Path | None:
-    """A file of the folder; None where there is none, or where it lies elsewhere, as a name or a link may lead to."""
-    try:
-        found = path.resolve()
-        if not found.is_file():
-            return None
-    except (OSError, ValueError):  # a name that no file can have
-        return None
-    if found.is_relative_to(folder.resolve()):
-        return found
-    logger.warning("%s leads out of %s, and is not read", path, folder)
-    return None

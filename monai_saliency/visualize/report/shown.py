@@ -13,8 +13,16 @@ import nibabel as nib
 import numpy as np
 
 from monai_saliency.utils.arguments import require
-from monai_saliency.visualize.colours import COLD, WARM, blended, coloured_voxels, focus_voxel, gray_window
-from monai_saliency.visualize.legend import Legend, rounded_up
+from monai_saliency.visualize.legend import (
+    COLD,
+    WARM,
+    Legend,
+    blended,
+    coloured_voxels,
+    focus_voxel,
+    gray_window,
+    rounded_up,
+)
 from monai_saliency.visualize.report.cases import CaseFiles, class_words
 from monai_saliency.visualize.report.kept_scan import KeptScan
 
@@ -36,14 +44,8 @@ class _Layer:
     error: np.ndarray | None
     legend: Legend
     scale: float
-
-    @property
-    def coloured(self) -> np.ndarray:
-        return coloured_voxels(self.values, self.error, self.legend)
-
-    @property
-    def focus(self) -> tuple[int, ...]:
-        return focus_voxel(self.values, self.coloured)
+    coloured: np.ndarray
+    focus: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -66,39 +68,47 @@ class Shown:
             layers = file.count * (1 if error_file is None else 2)
             kept = KeptScan.of(case.case, nothing, file.read(), file.affine, legends, layers=layers)
         maps = np.nan_to_num(file.read(kept.part), posinf=0, neginf=0)
-        errors = None if error_file is None else np.nan_to_num(error_file.read(kept.part), posinf=0, neginf=0)
+        errors: Any = [None] * file.count
+        if error_file is not None:
+            errors = np.nan_to_num(error_file.read(kept.part), posinf=0, neginf=0)
         found = []
-        for place, (row, legend) in enumerate(zip(case.rows, legends, strict=True)):
-            error = None if errors is None else errors[place]
-            scale = scales.get(legend.words, legend.scale)
-            found.append(_Layer(class_words(row), maps[place], error, legend, scale))
+        for row, legend, values, error in zip(case.rows, legends, maps, errors, strict=True):
+            scale, coloured = scales.get(legend.words, legend.scale), coloured_voxels(values, error, legend)
+            focus = focus_voxel(values, coloured)
+            found.append(_Layer(class_words(row), values, error, legend, scale, coloured, focus))
         return cls(case.case, kept, has_scan, found)
 
     def data(self) -> dict[str, Any]:
         """The data of ``assets/case.js``."""
-        kept = self.kept
-        return _place(kept) | {
+        kept, values, dims = self.kept, self.kept.values, len(self.kept.shape)
+        is_ct = dims == 3 and kept.step >= 1 and values.min() <= _AIR and np.percentile(values, 99.9) >= _BONE
+        turn = nib.io_orientation(kept.affine if dims == 3 else np.eye(3))
+        return {
             "case": self.case,
             "scan": _embedded(kept, kept.codes, kept.step, kept.low) if self.has_scan else None,
             "window": list(map(float, self._window())),
-            "gray": self.has_scan and kept.codes.ndim == len(kept.shape),
-            "hounsfield": self.has_scan and _is_ct(kept),
+            "gray": self.has_scan and kept.codes.ndim == dims,
+            "hounsfield": bool(self.has_scan and is_ct),
             "label": None if kept.label is None else _embedded(kept, kept.label),
             "maps": [self._map_data(layer) for layer in self.layers],
             "colours": {"cold": COLD, "warm": WARM},
+            "shape": kept.shape,
+            "start": kept.start,
+            "stride": kept.stride,
+            "affine": kept.affine.tolist(),
+            "inverse": np.linalg.inv(kept.affine).tolist(),
+            "spacing": np.linalg.norm(kept.affine[:3, :dims], axis=0).tolist(),
+            # For x, y and z: the axis of the file that is nearest, and whether it runs the other way.
+            "axes": [[axis, bool(turn[axis, 1] < 0)] for axis in np.argsort(turn[:, 0]).tolist()],
+            "rowsDown": kept.rows_down,
+            "step": kept.step,
         }
 
     def thumbnails(self) -> list[bytes]:
         """PNG files, one for each of the first maps."""
         low, high = self._window()
         gray = (self.kept.values - low) / (high - low)
-        found = []
-        for layer in self.layers[:_MOST_THUMBNAILS]:
-            file = io.BytesIO()
-            image = require("PIL.Image", extra="bundle").fromarray(_thumbnail(self.kept, gray, layer))
-            image.save(file, format="png")
-            found.append(file.getvalue())
-        return found
+        return [_thumbnail(self.kept, gray, layer) for layer in self.layers[:_MOST_THUMBNAILS]]
 
     def _window(self) -> tuple[float, float]:
         return gray_window(self.kept.values) if self.has_scan else (0.0, 1.0)
@@ -115,7 +125,7 @@ class Shown:
             "ownError": 1 if error is None else rounded_up(float(error.max(initial=0))),
             "floor": min(legend.floor(error is not None), layer.scale),
             "signed": legend.signed,
-            "focus": list(layer.focus),
+            "focus": layer.focus,
         }
 
 
@@ -137,47 +147,20 @@ def _embedded(kept: KeptScan, codes: np.ndarray, step: float = 1.0, low: float =
     return base64.b64encode(gzip.compress(image.to_bytes(), 6, mtime=0)).decode()
 
 
-def _place(kept: KeptScan) -> dict[str, Any]:
-    """Where the shown voxels lie in the maps' file, and in the scanner."""
-    dims = len(kept.shape)
-    turn = nib.io_orientation(kept.affine if dims == 3 else np.eye(3))
-    # For x, y and z: the axis of the file that is nearest, and whether it runs the other way.
-    nearest = [int(np.flatnonzero(turn[:, 0] == axis)[0]) for axis in range(dims)]
-    return {
-        "shape": kept.shape,
-        "start": kept.start,
-        "stride": kept.stride,
-        "affine": kept.affine.tolist(),
-        "inverse": np.linalg.inv(kept.affine).tolist(),
-        "spacing": np.linalg.norm(kept.affine[:3, :dims], axis=0).tolist(),
-        "axes": [[axis, bool(turn[axis, 1] < 0)] for axis in nearest],
-        "rowsDown": kept.rows_down,
-        "step": kept.step,
-    }
-
-
-def _is_ct(kept: KeptScan) -> bool:
-    """Whether the values are a CT's: from air to bone, in whole numbers."""
-    values = kept.values
-    is_wide = values.min() <= _AIR and np.percentile(values, 99.9) >= _BONE
-    return bool(len(kept.shape) == 3 and kept.step >= 1 and is_wide)
-
-
-def _thumbnail(kept: KeptScan, gray: np.ndarray, layer: _Layer) -> np.ndarray:
-    """The plane through the focus, ``(rows, columns, 3)``: axial, from the feet's side up, or the 2D image."""
+def _thumbnail(kept: KeptScan, gray: np.ndarray, layer: _Layer) -> bytes:
+    """The plane through the focus as a PNG file: axial, from the feet's side up, or the 2D image."""
     parts = [gray, layer.values, layer.coloured]
     sizes = np.linalg.norm(kept.affine[:3, : len(kept.shape)], axis=0) * kept.stride
     if len(kept.shape) == 3:
         turn = nib.io_orientation(kept.affine)
-        nearest = [int(np.flatnonzero(turn[:, 0] == axis)[0]) for axis in range(3)]
-        cut = [slice(None)] * 3
-        cut[nearest[2]] = slice(layer.focus[nearest[2]], layer.focus[nearest[2]] + 1)
-        parts = [nib.apply_orientation(part[tuple(cut)], turn)[:, :, 0] for part in parts]
+        nearest = np.argsort(turn[:, 0])
+        plane = layer.focus[nearest[2]]
+        parts = [nib.apply_orientation(part.take([plane], nearest[2]), turn)[:, :, 0] for part in parts]
         sizes = sizes[nearest[:2]]
     # Columns to the right, rows down.
-    parts = [np.swapaxes(part, 0, 1)[:: 1 if kept.rows_down else -1] for part in parts]
-    rows, columns = parts[0].shape[:2]
-    width = max(1, min(2 * _THUMBNAIL, round(_THUMBNAIL * columns * sizes[0] / (rows * sizes[1]))))
-    row, column = np.arange(_THUMBNAIL) * rows // _THUMBNAIL, np.arange(width) * columns // width
-    scan, values, coloured = (part[row][:, column] for part in parts)
-    return blended(scan, values, coloured, layer.scale)
+    scan, values, coloured = (np.swapaxes(part, 0, 1)[:: 1 if kept.rows_down else -1] for part in parts)
+    image = require("PIL.Image", extra="bundle").fromarray(blended(scan, values, coloured, layer.scale))
+    width = round(_THUMBNAIL * image.width * sizes[0] / (image.height * sizes[1]))
+    file = io.BytesIO()
+    image.resize((max(1, min(2 * _THUMBNAIL, width)), _THUMBNAIL), resample=0).save(file, format="png")
+    return file.getvalue()
