@@ -315,10 +315,10 @@ def test_files_of_one_stem_and_a_second_cohort_in_one_folder(tmp_path: Path, cap
     Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(small_bundle(scans[:2], Brightness()))
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["a.nii", "a.nii.gz"]
     assert len(voxels(tmp_path / "maps")) == 4  # two maps, each with its standard error
-    assert "does not have" not in caplog.text
+    assert "not of this cohort" not in caplog.text
     Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(small_bundle(scans[2:], Brightness()))
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["a.nii", "a.nii.gz", "b"]
-    assert "holds 2 cases that this cohort does not have (the first is a.nii). They stay" in caplog.text
+    assert "2 cases (the first is a.nii) are not of this cohort" in caplog.text
 
 
 def test_scans_without_a_place_are_refused_before_they_are_explained(tmp_path: Path) -> None:
