@@ -16,7 +16,7 @@ import torch
 from monai_saliency.estimators.base import Meaning
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.metrics.peak import peak_voxel
-from monai_saliency.utils.arguments import positive_or_none
+from monai_saliency.utils.arguments import positive_numbers
 
 __all__ = [
     "COLD",
@@ -106,7 +106,8 @@ class Legend:
         Raises:
             ValueError: when ``scale`` is not a number above 0.
         """
-        positive_or_none("scale", scale)
+        if scale is not None:
+            positive_numbers("scale", scale)
         quantity = explanation.target.quantity()
         estimator = explanation.estimator
         meaning = Meaning() if estimator is None else estimator.meaning(explanation.masks)
@@ -157,7 +158,9 @@ def default_legends(
     maps: Sequence[np.ndarray] | np.ndarray, scale: float | None = None, words: Sequence[str] | None = None
 ) -> list[Legend]:
     """Legends of K maps ``(*spatial)`` without an explanation; ``scale`` is by default the largest value."""
-    full = positive_or_none("scale", scale) or max(map(_largest, maps), default=0.0) or 1.0
+    if scale is not None:
+        positive_numbers("scale", scale)
+    full = scale or max(map(_largest, maps), default=0.0) or 1.0
     return [Legend(full, scale, each) for each in words or [Legend.words] * len(maps)]
 
 
