@@ -346,7 +346,7 @@ def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
     maps = {}
     for name, network in {
         "module": {"checkpoint": str(BUNDLE / "models" / "model.pt")},
-        "export": {"checkpoint": "", "network_def": f"$torch.jit.load({str(exported)!r})"},
+        "export": {"checkpoint": "", "network_def": f"$torch.jit.load({str(exported)!r})", "network_id": "export"},
         "pt2": {"checkpoint": "", "network_def": f"$torch.export.load({str(program)!r}).module()"},
         "checkpoint": {"checkpoint": str(program)},
     }.items():
