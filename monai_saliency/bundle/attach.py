@@ -325,13 +325,8 @@ class _PredictStep:
 
 def _held_network(module: torch.nn.Module, network: torch.nn.Module | str | None) -> torch.nn.Module:
     """The network that a Lightning module holds."""
-    parts = dict(module.named_modules())
-    if isinstance(network, torch.nn.Module):
-        return network
     if network is not None:
-        if network in parts:
-            return parts[network]
-        raise ValueError(f"`network` must be a part of {type(module).__name__}, such as its name, got {network!r}")
+        return module.get_submodule(network) if isinstance(network, str) else network
     found = {name: part for name, part in module.named_children() if next(part.parameters(), None) is not None}
     if len(found) == 1 and not list(module.parameters(recurse=False)):
         return next(iter(found.values()))

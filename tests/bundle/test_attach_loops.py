@@ -183,7 +183,6 @@ class Two(Predicts):
     ("module", "settings", "match"),
     [
         (lambda: Two(), {}, r"Two has weights in \['head', 'model'\], so which network predicts is unknown"),
-        (lambda: Predicts(Classify()), {"network": "net"}, "`network` must be a part of Predicts"),
         (lambda: Predicts(Classify()), {"inferer": "window"}, r"`inferer` must be the one .* attributes \[\]"),
         (lambda: "network", {}, "`evaluator` must be a MONAI evaluator, a Lightning module or the network of a loop"),
         (lambda: SupervisedEvaluator(torch.device("cpu"), [], Classify()), {"loader": []}, "an evaluator has its own"),
