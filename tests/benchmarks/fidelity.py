@@ -3,28 +3,19 @@
     python tests/benchmarks/fidelity.py [--task demo] [--num_scans 6] [--seed 0] [--methods focused_rise rise ...]
         [--budgets 50 200 350 1000 4000] [--plot FILE.png] [--json FILE] [--keep [LABEL]]
 
-Tasks (``fidelity_tasks.py``): ``demo``, the class "lesion" of the demo's classifier; ``segmentation``, a small UNet
-that segments thick bright lumps beside thin rods as bright (it is trained first, for a minute); ``patches``, the same
-under a sliding-window inferer. Scans are seen in no training, and the network gets them right.
-
-Methods (``fidelity_methods.py``) get settings for about so many forwards; a derivative of a white-box method counts as
-three. ``full_occlusion`` is occlusion with windows of 2 voxels, whatever it costs. Of a scan's map it is noted:
-
-- pointing: whether the peak lies strictly inside the lesion;
-- AUPRC: the average precision of the map as a detector of the lesion's voxels;
-- insertion and deletion: the areas under these curves, 20 steps, with the method's fill;
-- forwards: predictions of the image, where outputs of patches are remembered.
-
-Controls stand beside: a random map, the scan's intensity and its edges, a blurred copy of each map, and the method at
-``--random_budget`` forwards on the network at random weights.
+Tasks are those of ``fidelity_tasks.py``; the networks have seen none of their scans, and get them right. Methods
+(``fidelity_methods.py``) get settings for about so many forwards. Of each map: pointing (the peak lies strictly inside
+the lesion), AUPRC (average precision as a detector of its voxels), the areas under the insertion and deletion curves,
+and forwards (predictions of the image, where outputs of patches are remembered). Controls: a random map, intensity,
+edges, a blurred copy of each map, and the method at ``--random_budget`` forwards on the network at random weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -67,21 +58,6 @@ class Measured:
         return self.all(saliency) | {name: blurred[name.removeprefix("blurred_")] for name in BLURRED}
 
 
-def explained(make: Callable[..., Any], task: Task, scan: Scan, network: torch.nn.Module) -> tuple[torch.Tensor, Row]:
-    """A map ``(1, 1, *spatial)``, and what it took."""
-    explain = make(target=scan.target, mask_batch_size=16, **task.shared)
-    begun = time.perf_counter()
-    (found,) = explain.explain(scan.image[None], network)
-    row = {"forwards": found.num_forwards / found.per_prediction, "seconds": time.perf_counter() - begun}
-    return found.saliency[None].float(), row
-
-
-def wanted(methods: Sequence[str], budgets: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """Methods and budgets; of occlusion at full resolution there is one."""
-    for method in methods:
-        yield from ((method, budget) for budget in ([0] if method == "full_occlusion" else budgets))
-
-
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """A row of figures for each scan and control, and each scan, method, budget and network."""
     task = TASKS[args.task]()
@@ -93,18 +69,22 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             if name != "blurred":
                 yield keys | {"weights": "none", "method": name, "budget": 0} | measured.all(saliency)
         untrained = task.untrained(number)
-        for method, budget in wanted(args.methods, args.budgets):
-            make = partial(METHODS[method], budget, scan.image.shape[1:])
+        for method, budget in itertools.product(args.methods, args.budgets):
             for weights, network in (("trained", task.network), ("random", untrained)):
-                if weights == "random" and (not budget or budget != args.random_budget):
+                if weights == "random" and budget != args.random_budget:
                     continue
+                begun = time.perf_counter()
                 try:
-                    saliency, row = explained(make, task, scan, network)
+                    make = METHODS[method]
+                    explain = make(budget, scan.image.shape[1:], target=scan.target, mask_batch_size=16, **task.shared)
+                    (found,) = explain.explain(scan.image[None], network)
                 except ValueError as error:
                     print(f"{method}, {budget} forwards: {error}", flush=True)
                     continue
+                row = {"forwards": found.num_forwards / found.per_prediction, "seconds": time.perf_counter() - begun}
                 figures = measured.with_blurred if weights == "trained" else measured.against_label
-                yield keys | {"weights": weights, "method": method, "budget": budget} | row | figures(saliency)
+                row |= figures(found.saliency[None].float())
+                yield keys | {"weights": weights, "method": method, "budget": budget} | row
         print(f"{number + 1} of {args.num_scans} scans", flush=True)
 
 

@@ -17,6 +17,7 @@ from monai.inferers import SlidingWindowInferer
 from monai.losses import DiceCELoss
 from monai.networks.nets import UNet
 from monai.transforms import ResampleToMatch
+from record import trained
 from scipy import ndimage
 
 import monai_saliency as ms
@@ -28,36 +29,22 @@ __all__ = ["TASKS", "Scan", "Task"]
 
 @dataclass(frozen=True)
 class Scan:
-    """A scan that the network gets right.
+    """A scan that the network gets right."""
 
-    Attributes:
-        number: the seed of which it is made.
-        image: ``(1, *spatial)``, as the network gets it.
-        truth: bool ``(*spatial)``, the lesion.
-        target: what is explained.
-    """
-
-    number: int
-    image: torch.Tensor
-    truth: torch.Tensor
+    number: int  # the seed of which it is made
+    image: torch.Tensor  # (1, *spatial), as the network gets it
+    truth: torch.Tensor  # bool (*spatial), the lesion
     target: ms.Target
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network and its scans.
-
-    Attributes:
-        network: the trained one.
-        untrained: makes the same one at random weights, of a seed.
-        scans: gives scans, of a seed: those that the network gets right.
-        shared: what all methods are given besides the target.
-    """
+    """A network and its scans."""
 
     network: torch.nn.Module
-    untrained: Callable[[int], torch.nn.Module]
-    scans: Callable[[int], Iterator[Scan]]
-    shared: dict[str, Any] = field(default_factory=dict)
+    untrained: Callable[[int], torch.nn.Module]  # the same at random weights, of a seed
+    scans: Callable[[int], Iterator[Scan]]  # of a seed: those that the network gets right
+    shared: dict[str, Any] = field(default_factory=dict)  # what all methods are given besides the target
 
 
 def demo() -> Task:
@@ -95,10 +82,8 @@ _STEPS = 400
 
 
 def made_volume(number: int, edge: int = _EDGE) -> tuple[torch.Tensor, torch.Tensor]:
-    """A noisy volume with a lesion (an ellipsoid of 3 to 5 voxels) and four rods of one to two voxels, as bright.
-
-    Returns:
-        the image and the lesion, each ``(1, *spatial)``.
+    """A noisy volume with a lesion (an ellipsoid of 3 to 5 voxels) and four rods of one to two voxels, as bright; and
+    the lesion, each ``(1, *spatial)``.
     """
     random = np.random.default_rng(number)
     image = ndimage.gaussian_filter(random.normal(size=(edge,) * 3), 3) * 4
@@ -126,26 +111,15 @@ def small_unet() -> torch.nn.Module:
 
 
 def trained_unet() -> torch.nn.Module:
-    """The trained network: about two minutes of one core, the first time; its weights stay in the temporary folder."""
-    network = small_unet()
-    path = Path(tempfile.gettempdir()) / f"monai_saliency_fidelity_{_EDGE}_{_STEPS}.pt"
-    if path.exists():
-        network.load_state_dict(torch.load(path, weights_only=True))
-        return network.eval()
+    """The trained network: about two minutes of one core, the first time."""
     torch.manual_seed(0)
-    network = small_unet()
-    loss = DiceCELoss(to_onehot_y=True, softmax=True)
-    optimizer = torch.optim.AdamW(network.parameters(), 4e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=_STEPS)
-    for step in range(_STEPS):
+    network, criterion = small_unet(), DiceCELoss(to_onehot_y=True, softmax=True)
+
+    def loss(step: int) -> torch.Tensor:
         images, labels = zip(*(made_volume(10_000 + 4 * step + i, 32) for i in range(4)), strict=True)
-        optimizer.zero_grad()
-        loss(network(torch.stack(images)), torch.stack(labels).float()).backward()
-        optimizer.step()
-        schedule.step()
-    torch.save(network.state_dict(), path.with_suffix(".new"))
-    path.with_suffix(".new").rename(path)
-    return network.eval()
+        return criterion(network(torch.stack(images)), torch.stack(labels).float())
+
+    return trained(network, f"fidelity_{_EDGE}", loss, _STEPS, 4e-3)
 
 
 def dice(found: torch.Tensor, truth: torch.Tensor) -> float:

@@ -3,20 +3,13 @@
     python tests/benchmarks/localization.py [--num_scans 40] [--num_lesions 1] [--seed 0] [--set method=rise]
         [--random_scans 40] [--json FILE] [--keep [LABEL]]
 
-Scans with a lesion (or ``--num_lesions``) are made that were seen in no training, validation or demo, until the network
-has found the lesion in ``--num_scans`` of them. Each is explained by the bundle as it stands (network, preprocessing,
-method and its settings, all from ``bundle/configs/inference.yaml``), for the class "lesion", and the map inverted to
-the scan's own grid, where all is measured.
+Scans with lesions that were seen in no training are made until the network has found the lesion in ``--num_scans`` of
+them. Each is explained by the bundle as it stands, for the class "lesion", and the map inverted to the scan's own grid.
+AUPRC is the average precision of the map as a detector of the lesions' voxels. All lesions are found where each has one
+of as many strongest peaks, more than 20 mm apart, strictly inside. Of several lesions each is also put alone into the
+scan: a map of what the network saw shows no lesion that the network does not find there.
 
-- AUPRC: the average precision of the map's values as a detector of the lesions' voxels.
-- All lesions are found where each has one of the map's strongest peaks strictly inside: as many peaks as lesions, each
-  the highest value that is more than 20 mm from the peaks before it.
-- With more lesions than one, each is also put alone into the same scan: a map of what the network saw shows no lesion
-  that the network does not find there. So the scans are counted whose lesions it sees alone, and how many of them have
-  all found.
-
-The controls: the same network at random weights, on the same scans and class, the scan's own intensity, and a voxel
-drawn at random in the brain.
+The controls: random weights on the same scans, the scan's intensity, and a voxel drawn at random in the brain.
 """
 
 from __future__ import annotations
@@ -35,7 +28,7 @@ import yaml
 from monai.bundle import ConfigParser
 from monai.data import MetaTensor
 from monai.transforms import Invertd
-from record import add_options, keep
+from record import add_options, keep, markdown
 from scipy import ndimage
 from sklearn.metrics import average_precision_score
 
@@ -98,19 +91,13 @@ class Rates:
         self.found.append(len(found) == lesions.max())
 
     def report(self, name: str) -> dict[str, Any]:
-        """Print and give one line: the peaks in the lesion, and within 10 mm; the mean and the lowest precision."""
-        found, inside = np.asarray(self.distances), np.asarray(self.distances) == 0
-        row = {"map": name, "scans": len(found), "inside": int(inside.sum()), "within 10 mm": int((found <= 10).sum())}
+        """One row: the peaks in the lesion, and within 10 mm; the mean and the lowest precision."""
+        far = np.asarray(self.distances)
+        row = {"map": name, "scans": len(far), "inside": int((far == 0).sum()), "within 10 mm": int((far <= 10).sum())}
         row |= {"all lesions found": int(sum(self.found)), "AUPRC": float(np.mean(self.precisions))}
         if self.all_seen:
             both = [found for found, seen in zip(self.found, self.all_seen, strict=True) if seen]
             row |= {"the network sees each lesion alone": len(both), "and all are found": int(sum(both))}
-            print(f"{name:16s} all lesions found in {sum(both)} of the {len(both)} scans whose lesions it sees alone")
-        print(
-            f"{name:16s} inside {np.mean(inside):6.1%} ({row['inside']} of {len(found)})  within 10 mm "
-            f"{np.mean(found <= 10):6.1%}  all lesions found {np.mean(self.found):6.1%} ({row['all lesions found']})  "
-            f"AUPRC {row['AUPRC']:.3f} (lowest {min(self.precisions):.2f})"
-        )
         return {**row, "lowest AUPRC": min(self.precisions)}
 
 
@@ -192,16 +179,14 @@ def main() -> None:
             print(flush=True)
     settings = " ".join(args.set) or "default settings"
     print(f"{settings}, scans {FIRST_SCAN + args.seed} to {seed - 1}, {missed} lesions not found")
-    print(f"forwards of a scan: {np.mean(trained.forwards):.1f}, at most {max(trained.forwards)}")
-    rows = [
-        trained.report("trained") | {"forwards": float(np.mean(trained.forwards)), "at most": max(trained.forwards)}
-    ]
+    forwards = {"forwards": float(np.mean(trained.forwards)), "at most": max(trained.forwards)}
+    rows = [trained.report("trained") | forwards]
     rows += [random.report("random weights")] if random.distances else []
     rows.append(intensity.report("intensity"))
     inside, near = np.mean(chance, axis=0)
-    print(f"{'random voxel':16s} inside {inside:6.1%} (expected)  within 10 mm {near:6.1%} (expected)")
     rows.append({"map": "random voxel (expected)", "scans": len(chance)})
     rows[-1] |= {"inside": float(inside) * len(chance), "within 10 mm": float(near) * len(chance)}
+    print(markdown(rows))
     keep(args, "localization", rows)
 
 

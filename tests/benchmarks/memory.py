@@ -3,11 +3,8 @@
     python tests/benchmarks/memory.py [--num_masks 200 2000] [--size 64]
     python tests/benchmarks/memory.py --cases 20 200 [--caches disk lmdb window memory]
 
-A cohort goes twice, with a cold and a warm cache, through all that a run has: cached dataset, loader with two threads,
-evaluator, store of scores, maps and summary on disk. "memory", which holds every scan, is there to show what growth
-looks like. The peak is of resident memory, as the operating system counts it: file pages that a process has mapped,
-as LMDB does, are in it, although the system takes them back at will. What is freed goes back to the system at once:
-what an allocator keeps of it depends on when its threads run, and comes on top of what is printed here.
+A cohort goes twice, with a cold and a warm cache, through all that a run has. The cache "memory", which holds every
+scan, shows what growth looks like. The peak is of resident memory, mapped file pages of LMDB included.
 """
 
 from __future__ import annotations
@@ -78,14 +75,8 @@ def cases(count: int, cache: str, size: int) -> None:
                     SaveSaliencyd(keys="saliency", output_dir=folder / "out", picture=False),
                 ]
             )
-            handler = SaliencyHandler(
-                inferer,
-                network,
-                postprocessing,
-                Summary(folder / "out" / "summary.csv"),
-                failures,
-                ScoreStore(folder / "out" / "scores"),
-            )
+            kept = Summary(folder / "out" / "summary.csv"), failures, ScoreStore(folder / "out" / "scores")
+            handler = SaliencyHandler(inferer, network, postprocessing, *kept)
             loader = CohortLoader(dataset, failures, num_workers=2)
             evaluator = CohortEvaluator(torch.device("cpu"), loader, network, val_handlers=[handler], failures=failures)
             run(evaluator, failures)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,25 +22,16 @@ from record import add_options, keep, light, markdown, now
 import monai_saliency as ms
 
 
-@dataclass(frozen=True)
-class Question:
-    """What is explained, and by how much."""
-
-    network: torch.nn.Module
-    image: torch.Tensor
-    batch_size: int
-    num_masks: int
-
-    def methods(self) -> dict[str, ms.PerturbationInferer]:
-        """Windows, RISE with the cheapest fill and with the dearest, and the bundle's method."""
-        window = self.image.shape[-1] // round((self.num_masks + 1) ** (1 / (self.image.ndim - 2)))
-        given: dict[str, Any] = {"target": ms.ClassScore([1], activation="softmax"), "mask_batch_size": self.batch_size}
-        return {
-            "windows": ms.sliding_window(window_size=window, stride=window, **given),
-            "rise": ms.rise(self.num_masks, seed=0, **given),
-            "rise, blurred fill": ms.rise(self.num_masks, fill=ms.BlurFill(5), **given),
-            "focused_rise": ms.focused_rise(**given),
-        }
+def methods(size: int, dims: int, batch_size: int, num_masks: int) -> dict[str, ms.PerturbationInferer]:
+    """Windows, RISE with the cheapest fill and with the dearest, and the bundle's method."""
+    window = size // round((num_masks + 1) ** (1 / dims))
+    given: dict[str, Any] = {"target": ms.ClassScore([1], activation="softmax"), "mask_batch_size": batch_size}
+    return {
+        "windows": ms.sliding_window(window_size=window, stride=window, **given),
+        "rise": ms.rise(num_masks, seed=0, **given),
+        "rise, blurred fill": ms.rise(num_masks, fill=ms.BlurFill(5), **given),
+        "focused_rise": ms.focused_rise(**given),
+    }
 
 
 #: by name: the network, spatial axes, voxels along each, images in a batch, and masks where no number is given
@@ -53,24 +43,16 @@ QUESTIONS = {
 }
 
 
-def question(name: str, num_masks: int | None, device: str) -> Question:
-    """A network with random weights, and a random image.
-
-    Args:
-        name: a key of :data:`QUESTIONS`.
-        num_masks: for the method; by default as many as are there.
-        device: of both.
-    """
+def made(kind: str, dims: int, size: int) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A network with random weights, and a random image."""
     torch.manual_seed(0)
-    kind, dims, size, batch_size, count = QUESTIONS[name]
     if kind == "light":
         network, channels = light(dims), 3
     elif kind == "DenseNet121":
         network, channels = DenseNet121(spatial_dims=dims, in_channels=1, out_channels=2), 1
     else:
         network, channels = resnet18(spatial_dims=dims, n_input_channels=3, num_classes=10), 3
-    image = torch.rand(1, channels, *[size] * dims)
-    return Question(network.eval().to(device), image.to(device), batch_size, num_masks or count)
+    return network.eval(), torch.rand(1, channels, *[size] * dims)
 
 
 class Timed(torch.nn.Module):
@@ -127,16 +109,16 @@ def main() -> None:
     args = parser.parse_args()
     print(f"{args.rounds} rounds, {args.device}, {torch.get_num_threads()} threads")
     rows = []
-    for name in QUESTIONS:
-        if QUESTIONS[name][0] not in args.networks:
+    for name, (kind, dims, size, batch_size, count) in QUESTIONS.items():
+        if kind not in args.networks:
             continue
-        asked = question(name, args.num_masks, args.device)
-        for method, explain in asked.methods().items():
-            ratios, forwards = measure(asked.network, asked.image, explain, args.rounds)
-            middle = statistics.median(ratios)
-            row = {"network": name, "method": method, "batch": asked.batch_size, "forwards": forwards, "ratio": middle}
-            rows.append({**row, "smallest": min(ratios), "largest": max(ratios)})
-        print(markdown(rows), flush=True)
+        network, image = (each.to(args.device) for each in made(kind, dims, size))
+        for method, explain in methods(size, dims, batch_size, args.num_masks or count).items():
+            ratios, forwards = measure(network, image, explain, args.rounds)
+            row = {"network": name, "method": method, "batch": batch_size, "forwards": forwards}
+            row |= {"ratio": statistics.median(ratios), "smallest": min(ratios), "largest": max(ratios)}
+            rows.append(row)
+    print(markdown(rows))
     keep(args, "overhead", rows)
 
 

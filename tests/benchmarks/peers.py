@@ -1,18 +1,12 @@
 """Ours against its peers and against bare forwards: same network, same masks, same batch size, interleaved in one run.
 
-    python tests/benchmarks/peers.py [--network light] [--dims 2 3] [--tiles 4 8] [--sizes 32 64] [--rounds 3]
+    python tests/benchmarks/peers.py [--dims 2 3] [--tiles 4 8] [--sizes 32 64] [--rounds 3]
         [--device cpu] [--batch_size 16] [--json FILE] [--keep [LABEL]]
 
-- ``occlusion``: windows side by side, ``tiles`` along each axis. Ours (``sliding_window``), captum's ``Occlusion`` and
-  ``FeatureAblation``, MONAI's ``OcclusionSensitivity``, and in 2D xaitk-saliency's ``SlidingWindowStack``.
-- ``rise``: as many random masks. Ours and in 2D xaitk-saliency's ``RISEStack``, whose masks are the same.
-- ``shapley``: Shapley values of 4 windows along each axis (2 in 3D), from as many coalitions but at least ten a window.
-  Ours and captum's ``KernelShap``; each draws its own coalitions, so that here maps differ by chance.
-
-Each tool's call is followed by as many bare forwards of the same batch sizes, and rounds of all tools alternate, so
-that a machine's moods hit all. Printed are, of each tool: wall time over that of its bare forwards (of sums over the
-rounds), forwards (ours pads its last batch and checks rows), milliseconds a forward, and the largest difference to our
-map in shares of its largest value (xaitk-saliency scales its maps to [-1, 1], so ours is scaled alike).
+Windows side by side, ``tiles`` along each axis, and Shapley values of 4 windows along each axis (2 in 3D), which differ
+by chance. Each tool's call is followed by as many bare forwards, and rounds of all alternate. Of each tool: wall time
+over that of its bare forwards, forwards, milliseconds a forward, and the largest difference to our map in shares of its
+largest value. xaitk-saliency is compared in ``xaitk.py``.
 """
 
 from __future__ import annotations
@@ -25,22 +19,16 @@ from typing import Any
 
 import captum.attr
 import torch
-from monai.networks.nets import DenseNet121, resnet18
 from monai.visualize import OcclusionSensitivity
 from record import add_options, keep, light, markdown, now
-from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
-from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.slidingwindow import SlidingWindowStack
 
 import monai_saliency as ms
-
-P1, SEED, GRID = 0.5, 3, 4
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all tools explain: the logit of class 1 of a 3-channel image, under a light or a real network."""
+    """What all tools explain: the logit of class 1 of a 3-channel image, under a light network."""
 
-    network: str
     dims: int
     size: int
     tiles: int
@@ -68,24 +56,10 @@ class Setting:
         generator = torch.Generator().manual_seed(0)
         return torch.rand(1, 3, *[self.size] * self.dims, generator=generator).to(self.device)
 
-    def made(self) -> torch.nn.Module:
-        """The network."""
-        torch.manual_seed(0)
-        if self.network == "light":
-            made = light(self.dims)
-        elif self.dims == 2:
-            made = resnet18(spatial_dims=2, n_input_channels=3, num_classes=3)
-        else:
-            made = DenseNet121(spatial_dims=3, in_channels=3, out_channels=3)
-        return made.eval().to(self.device)
-
     def regions(self, tiles: int) -> torch.Tensor:
         """The window of each voxel, counted from 1: ``(1, *spatial)``."""
-        places = torch.arange(self.size) * tiles // self.size
-        index = torch.zeros([self.size] * self.dims, dtype=torch.long)
-        for axis in range(self.dims):
-            index = index * tiles + places.reshape([-1 if each == axis else 1 for each in range(self.dims)])
-        return index[None] + 1
+        index = torch.arange(float(tiles**self.dims)).reshape(1, 1, *[tiles] * self.dims)
+        return torch.nn.functional.interpolate(index, [self.size] * self.dims)[0].long() + 1
 
 
 class Counted(torch.nn.Module):
@@ -114,53 +88,32 @@ def ours(make: Callable[[Setting], dict[str, Any]], method: Callable[..., Any]) 
     return explain
 
 
-def captum_occlusion(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
-    window = (3, *[s.window] * s.dims)
-    found = captum.attr.Occlusion(network).attribute(
-        image, window, window, target=1, perturbations_per_eval=s.batch_size
-    )
-    return found[0, 0]
+def of_captum(kind: Any, settings: Callable[[Setting], dict[str, Any]]) -> Tool:
+    """A method of captum."""
 
+    def explain(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            given = settings(s) | {"target": 1, "perturbations_per_eval": s.batch_size}
+            return kind(network).attribute(image, **given)[0, 0]
 
-def captum_ablation(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
-    features = (s.regions(s.tiles)[None] - 1).to(image.device)
-    found = captum.attr.FeatureAblation(network).attribute(
-        image, target=1, feature_mask=features, perturbations_per_eval=s.batch_size
-    )
-    return found[0, 0]
+    return explain
 
 
 def monai_occlusion(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
-    explain = OcclusionSensitivity(
-        network, s.window, s.batch_size, mode=0.0, overlap=0.0, activate=False, verbose=False
-    )
+    settings: dict[str, Any] = {"mode": 0.0, "overlap": 0.0, "activate": False, "verbose": False}
+    explain = OcclusionSensitivity(network, s.window, s.batch_size, **settings)
     with torch.no_grad():
         hidden, _ = explain(image)
         return network(image)[0, 1] - hidden[0, 1].as_tensor()
 
 
-def captum_shapley(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
-    features = (s.regions(s.players)[None] - 1).to(image.device)
-    with torch.no_grad():
-        found = captum.attr.KernelShap(network).attribute(
-            image, target=1, feature_mask=features, n_samples=s.num_coalitions, perturbations_per_eval=s.batch_size
-        )
-    return found[0, 0]
+def _windows(s: Setting) -> dict[str, Any]:
+    window = (3, *[s.window] * s.dims)
+    return {"sliding_window_shapes": window, "strides": window}
 
 
-def of_xaitk(make: Callable[[Setting], Any]) -> Tool:
-    """A method of xaitk-saliency."""
-
-    def explain(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
-        method = make(s)
-        method.fill = [0, 0, 0]
-        array = image[0].movedim(0, -1).cpu().numpy()
-        box = ms.xaitk.Classifier(
-            lambda images: network(images)[:, 1:2], 1, "none", batch_size=s.batch_size, device=s.device
-        )
-        return torch.from_numpy(method.generate(array, box)[0])
-
-    return explain
+def _features(s: Setting, tiles: int) -> torch.Tensor:
+    return (s.regions(tiles)[None] - 1).to(s.device)
 
 
 def _regions(s: Setting) -> dict[str, Any]:
@@ -172,31 +125,27 @@ def _regions(s: Setting) -> dict[str, Any]:
 TOOLS: dict[str, dict[str, Tool]] = {
     "occlusion": {
         "ours": ours(lambda s: {"window_size": s.window, "stride": s.window}, ms.sliding_window),
-        "captum Occlusion": captum_occlusion,
-        "captum FeatureAblation": captum_ablation,
-        "MONAI OcclusionSensitivity": monai_occlusion,
-        "xaitk SlidingWindowStack": of_xaitk(lambda s: SlidingWindowStack((s.window,) * 2, (s.window,) * 2, threads=0)),
-    },
-    "rise": {
-        "ours": ours(
-            lambda s: {"num_masks": s.num_masks, "grid_size": GRID, "p1": P1, "seed": SEED, "form": "debiased"}, ms.rise
+        "captum Occlusion": of_captum(captum.attr.Occlusion, _windows),
+        "captum FeatureAblation": of_captum(
+            captum.attr.FeatureAblation, lambda s: {"feature_mask": _features(s, s.tiles)}
         ),
-        "xaitk RISEStack": of_xaitk(lambda s: RISEStack(s.num_masks, GRID, P1, SEED, threads=0, debiased=True)),
+        "MONAI OcclusionSensitivity": monai_occlusion,
     },
-    "shapley": {"ours": ours(_regions, ms.shapley), "captum KernelShap": captum_shapley},
+    "shapley": {
+        "ours": ours(_regions, ms.shapley),
+        "captum KernelShap": of_captum(
+            captum.attr.KernelShap,
+            lambda s: {"feature_mask": _features(s, s.players), "n_samples": s.num_coalitions},
+        ),
+    },
 }
-
-
-def tools_of(question: str, setting: Setting) -> dict[str, Tool]:
-    """The tools of a question that take images of so many axes."""
-    return {name: tool for name, tool in TOOLS[question].items() if setting.dims == 2 or "xaitk" not in name}
 
 
 def measure(question: str, setting: Setting, rounds: int) -> list[dict[str, Any]]:
     """The figures of all tools."""
-    image, tools = setting.image(), tools_of(question, setting)
+    image, tools = setting.image(), TOOLS[question]
     # One each, since some leave a network otherwise than they found it.
-    networks = {name: Counted(setting.made()).eval() for name in tools}
+    networks = {name: Counted(light(setting.dims).to(setting.device)).eval() for name in tools}
     maps, spent = {}, {name: [0.0, 0.0] for name in tools}
     for name, tool in tools.items():  # what is found out once a network is not timed
         maps[name] = tool(setting, networks[name], image).detach().cpu().double()
@@ -219,10 +168,7 @@ def measure(question: str, setting: Setting, rounds: int) -> list[dict[str, Any]
             spent[name][1] += ended - between
     rows = []
     for name in names:
-        scaled = maps["ours"], maps[name]
-        if "xaitk" in name:
-            scaled = scaled[0] / scaled[0].abs().max(), scaled[1] / scaled[1].abs().max()
-        gap = float((scaled[0] - scaled[1]).abs().max() / scaled[0].abs().max())
+        gap = float((maps["ours"] - maps[name]).abs().max() / maps["ours"].abs().max())
         total, alone = spent[name]
         row = {"question": question, "tool": name, "setting": asdict(setting), "ratio": total / alone}
         milliseconds = 1e3 * total / rounds / forwards[name]
@@ -233,7 +179,6 @@ def measure(question: str, setting: Setting, rounds: int) -> list[dict[str, Any]
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", choices=["light", "real"], default="light")
     parser.add_argument("--questions", nargs="*", choices=list(TOOLS), default=list(TOOLS))
     parser.add_argument("--dims", nargs="*", type=int, choices=[2, 3], default=[2, 3])
     parser.add_argument("--tiles", nargs="*", type=int, default=[4, 8], help="windows along each axis")
@@ -248,14 +193,14 @@ def main() -> None:
     for dims in args.dims:
         for size in args.sizes:
             for tiles in args.tiles:
-                setting = Setting(args.network, dims, size, tiles, args.batch_size, args.device)
+                setting = Setting(dims, size, tiles, args.batch_size, args.device)
                 if size % tiles:
                     parser.error(f"windows must lie side by side: {size} is no multiple of {tiles}")
                 for question in args.questions:
                     found = measure(question, setting, args.rounds)
                     rows += found
                     print(markdown(found), flush=True)
-    keep(args, "peers", rows, ["captum", "xaitk-saliency"])
+    keep(args, "peers", rows, ["captum"])
 
 
 if __name__ == "__main__":

@@ -18,18 +18,14 @@ import platform
 import resource
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from monai.networks.nets import DenseNet
-
-__all__ = [
-    *("RESULTS", "add_inside", "add_options", "apart", "keep", "light", "machine", "markdown", "now", "resident_peak"),
-    "tables",
-]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -37,12 +33,7 @@ _PACKAGES = ("torch", "monai", "numpy")
 
 
 def machine(device: str, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """What figures were measured on.
-
-    Args:
-        device: of the network, such as ``"cpu"`` or ``"cuda"``.
-        packages: installed packages whose versions count, besides torch, MONAI and NumPy.
-    """
+    """What figures were measured on, with the versions of torch, MONAI, NumPy and other packages."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     known = platform.processor() or platform.machine()
@@ -61,10 +52,7 @@ def now(device: str) -> float:
 
 
 def resident_peak() -> float:
-    """The largest resident memory of this program so far, in MiB.
-
-    ``ru_maxrss`` is that of the process, and counts what the process that started it held when it was forked.
-    """
+    """The largest resident memory of this program so far, in MiB; ``ru_maxrss`` counts what its parent held too."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.is_file() else []
     found = next((line.split()[1] for line in lines if line.startswith("VmHWM")), None)
@@ -77,18 +65,7 @@ def add_inside(parser: argparse.ArgumentParser) -> None:
 
 
 def apart(script: str, *arguments: Any) -> Any:
-    """What a benchmark prints in a process of its own, whose memory nobody has used.
-
-    Args:
-        script: its file.
-        arguments: what it gets, see :func:`add_inside`.
-
-    Returns:
-        its last line, which is JSON.
-
-    Raises:
-        RuntimeError: when it fails, with what it says.
-    """
+    """The last line, JSON, that a benchmark's file prints in a process of its own, whose memory nobody has used."""
     command = [sys.executable, script, "--inside", json.dumps(arguments)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
@@ -105,13 +82,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def keep(args: argparse.Namespace, benchmark: str, rows: Sequence[Any], packages: Sequence[str] = ()) -> list[Path]:
-    """Write figures where the flags of :func:`add_options` ask for it; the files.
-
-    Args:
-        args: the parsed arguments. Those with a value are the settings, but for files.
-        benchmark: its name.
-        rows: dictionaries, one a line of the table.
-        packages: as for :func:`machine`.
+    """Write figures where the flags of :func:`add_options` ask for it; the files. Arguments with a value are the
+    settings, but for files.
     """
     settings = {name: value for name, value in vars(args).items() if name not in ("json", "keep", "inside")}
     settings = {name: value for name, value in settings.items() if value is not None and not isinstance(value, Path)}
@@ -131,6 +103,23 @@ def light(dims: int) -> torch.nn.Module:
     return DenseNet(dims, 3, 3, init_features=8, growth_rate=8, block_config=(2, 2), bn_size=2).eval()
 
 
+def trained(network: torch.nn.Module, name: str, loss: Callable[[int], torch.Tensor], steps: int, rate: float) -> Any:
+    """A network that is trained by the loss of each step, the first time; its weights stay in the temporary folder."""
+    path = Path(tempfile.gettempdir()) / f"monai_saliency_{name}_{steps}.pt"
+    if path.exists():
+        network.load_state_dict(torch.load(path, weights_only=True))
+        return network.eval()
+    optimizer = torch.optim.AdamW(network.parameters(), rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(step).backward()
+        optimizer.step()
+        schedule.step()
+    torch.save(network.state_dict(), path)
+    return network.eval()
+
+
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """Rows as a table."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -145,12 +134,7 @@ def _cell(value: Any) -> str:
 
 
 def tables(names: Sequence[str] = (), folder: Path = RESULTS) -> str:
-    """What is kept, as Markdown: a heading, the settings, the machine, and a table for each file.
-
-    Args:
-        names: of the files, without their ending; all by default.
-        folder: where they lie.
-    """
+    """What is kept, as Markdown: a heading, the settings, the machine, and a table for each file (all by default)."""
     parts = []
     for path in [folder / f"{name}.json" for name in names] or sorted(folder.glob("*.json")):
         found = json.loads(path.read_text())

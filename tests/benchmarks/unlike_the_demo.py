@@ -3,31 +3,22 @@
     python tests/benchmarks/unlike_the_demo.py [--num_scans 12] [--seed 1000] [--tasks pattern ...]
         [--methods focused_rise ...] [--json FILE] [--keep [LABEL]]
 
-- pattern: vertical stripes of some eleven pixels in correlated noise; horizontal ones are no evidence.
-- texture: noise is drawn out along one axis inside a large ellipse, with the same mean and spread as around it.
-- counting: how many bright discs there are, one to six of them.
-- asymmetry: which half of the image has more discs; all of that half are evidence.
-- mirror: one half of the image mirrors the other, but for one disc. Whatever is hidden at random breaks the symmetry,
-  so this is for windows that are hidden one at a time, and not in the mean.
-- dark_rod: a thin dark rod in a bright volume with dark balls.
-
-Each network is trained here, in half a minute or so, and its weights are kept in the temporary folder. Images are those
-that the network gets right. The maps of all methods have the same number of forwards, and are read as detectors of the
-evidence's pixels: the mean AUPRC (average precision) over images, and where the peak lies.
+The tasks are the functions here; in ``mirror`` whatever is hidden at random breaks the symmetry, so it is not in the
+mean. Each network is trained in half a minute or so. Images are those that the network gets right. The maps of all
+methods have the same number of forwards: their mean AUPRC (average precision) as detectors of the evidence's pixels,
+and where the peak lies.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from record import add_options, keep, markdown
+from record import add_options, keep, markdown, trained
 from scipy import ndimage
 from sklearn.metrics import average_precision_score
 from torch import nn
@@ -185,17 +176,11 @@ class Sides(nn.Module):
 
 @dataclass(frozen=True)
 class Task:
-    """A network and what it looks at.
+    """A network and what it looks at."""
 
-    Attributes:
-        make: an image, where its evidence lies, and what the network should say: a class, or a number.
-        network: at random weights.
-        is_count: whether the network gives a number.
-    """
-
-    make: Callable[[np.random.Generator], Made]
-    network: Callable[[], nn.Module]
-    is_count: bool = False
+    make: Callable[[np.random.Generator], Made]  # an image, where its evidence lies, and its class or number
+    network: Callable[[], nn.Module]  # at random weights
+    is_count: bool = False  # whether the network gives a number
 
     @property
     def target(self) -> ms.Target:
@@ -204,29 +189,18 @@ class Task:
 
     def trained(self) -> nn.Module:
         """The trained network."""
-        path = Path(tempfile.gettempdir()) / f"monai_saliency_unlike_{self.make.__name__}_{STEPS}.pt"
         torch.manual_seed(0)
         network = self.network()
-        if path.exists():
-            network.load_state_dict(torch.load(path, weights_only=True))
-            return network.eval()
-        optimizer = torch.optim.AdamW(network.parameters(), 5e-3)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=STEPS)
-        for step in range(STEPS):
-            images, wanted = self._batch(FIRST_TRAINING + step * BATCH)
-            found = network(images)
-            loss = nn.functional.mse_loss(found[:, 0], wanted)
-            loss = loss if self.is_count else nn.functional.cross_entropy(found, wanted.long())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        torch.save(network.state_dict(), path)
-        return network.eval()
 
-    def _batch(self, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        made = [self.make(np.random.default_rng(first + number)) for number in range(BATCH)]
-        return torch.stack([as_image(each[0]) for each in made]), torch.tensor([each[2] for each in made])
+        def loss(step: int) -> torch.Tensor:
+            first = FIRST_TRAINING + step * BATCH
+            images, _, wanted = zip(*(self.make(np.random.default_rng(first + i)) for i in range(BATCH)), strict=True)
+            found, truth = network(torch.stack(list(map(as_image, images)))), torch.tensor(wanted)
+            if self.is_count:
+                return nn.functional.mse_loss(found[:, 0], truth)
+            return nn.functional.cross_entropy(found, truth.long())
+
+        return trained(network, f"unlike_{self.make.__name__}", loss, STEPS, 5e-3)
 
     def scans(self, network: nn.Module, seed: int) -> Iterator[tuple[torch.Tensor, np.ndarray]]:
         """Images with evidence that the network gets right, and where that lies."""
@@ -276,15 +250,16 @@ def main() -> None:
         scans = [scan for scan, _ in zip(task.scans(network, args.seed), range(args.num_scans), strict=False)]
         for method in args.methods:
             explain = METHODS[method](target=task.target, mask_batch_size=16, progress=False)
-            precisions, inside, forwards = [], 0, []
+            found = []
             for image, truth in scans:
-                (found,) = explain.explain(image, network)
-                values = found.saliency[0].numpy()
-                precisions.append(float(average_precision_score(truth.ravel(), values.ravel())))
-                inside += bool(truth[peak_voxel(values)])
-                forwards.append(found.num_forwards)
-            rows.append({"task": name, "method": method, "scans": len(scans), "AUPRC": float(np.mean(precisions))})
-            rows[-1] |= {"lowest AUPRC": min(precisions), "inside": inside, "forwards": float(np.mean(forwards))}
+                (each,) = explain.explain(image, network)
+                values = each.saliency[0].numpy()
+                precision = float(average_precision_score(truth.ravel(), values.ravel()))
+                found.append((precision, bool(truth[peak_voxel(values)]), each.num_forwards))
+            precisions, inside, forwards = zip(*found, strict=True)
+            row = {"task": name, "method": method, "scans": len(scans), "AUPRC": float(np.mean(precisions))}
+            row |= {"lowest AUPRC": min(precisions), "inside": sum(inside), "forwards": float(np.mean(forwards))}
+            rows.append(row)
             print(markdown(rows[-1:]), flush=True)
     for method in args.methods:
         found = [row["AUPRC"] for row in rows if row["method"] == method and row["task"] != "mirror"]

@@ -40,11 +40,6 @@ def test_a_number_that_is_no_class_is_explained_as_the_network_gives_it(transfor
     "transforms",
     [
         [Activations(other=denormalize)],
-        [Lambdad("pred", func=torch.sigmoid)],
-        [AsDiscreted("pred", rounding="torchrounding")],
-        [Activations(other=denormalize), AsDiscreted("pred", argmax=True)],
-        [Lambdad("pred", func=denormalize), AsDiscreted("pred", argmax=True)],
-        [lambda case: case, AsDiscreted("pred", argmax=True)],
         [Activationsd("pred", sigmoid=True), Lambdad("pred", func=denormalize), AsDiscreted("pred", threshold=0.5)],
         [AsDiscrete(threshold=torch.tensor([0.5, 0.6, 0.5]))],
     ],

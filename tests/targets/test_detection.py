@@ -127,28 +127,18 @@ class TestByHand:
         torch.testing.assert_close(bound(output), torch.tensor([[0.8]]))
 
     @pytest.mark.parametrize(
-        "keys", [("boxes", "labels", "labels_scores"), ("box", "label", "label_scores"), ("boxes", "labels", "scores")]
+        "keys", [KEYS, ("box", "label", "label_scores"), ("boxes", "labels", "scores"), tuple("abc")]
     )
-    def test_keys_of_monai_the_model_zoo_and_torchvision(self, keys: tuple[str, ...]) -> None:
+    def test_keys_of_monai_the_model_zoo_and_torchvision_and_ones_own(self, keys: tuple[str, ...]) -> None:
         output = [dict(zip(keys, (self.REFERENCE[key] for key in KEYS), strict=True))]
-        torch.testing.assert_close(DetectionScore().bind(output, CASES[2])(output), torch.tensor([[0.9, 0.8]]))
-
-    def test_own_keys(self) -> None:
-        output = [dict(zip("abc", (self.REFERENCE[key] for key in KEYS), strict=True))]
-        torch.testing.assert_close(
-            DetectionScore(keys=["a", "b", "c"]).bind(output, CASES[2])(output), torch.tensor([[0.9, 0.8]])
-        )
-        with pytest.raises(ValueError, match=r"the detections have the keys \['a', 'b', 'c'\], not .*`keys`"):
-            DetectionScore().bind(output, CASES[2])
+        target = DetectionScore(keys=keys if keys[0] == "a" else None)
+        torch.testing.assert_close(target.bind(output, CASES[2])(output), torch.tensor([[0.9, 0.8]]))
 
     @pytest.mark.parametrize(
         ("output", "settings", "match"),
         [
-            (
-                [REFERENCE],
-                {"threshold": 0.95},
-                "no box that scores at least 0.95, the highest of its boxes scores 0.900",
-            ),
+            ([REFERENCE], {"threshold": 0.95}, "no box that scores at least 0.95, the highest .* scores 0.900"),
+            ([{"a": torch.ones(1, 4)}], {}, r"the detections have the keys \['a'\], not .*`keys`"),
             ([pick(REFERENCE, [])], {}, "no box that scores at least 0.5, it finds no box; lower `threshold`"),
             (torch.zeros(1, 6), {}, "reads a list with one dictionary .* gave a Tensor; choose"),
             ([REFERENCE], {"boxes": torch.zeros(2, 6)}, r"`boxes` must have shape \(M, 4\).*got \(2, 6\)"),

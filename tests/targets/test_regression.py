@@ -63,9 +63,3 @@ class TestFunctionScore:
     def test_shapes_that_are_no_scores(self, function: Any, match: str) -> None:
         with pytest.raises(ValueError, match=f"`function` must give a tensor .*{match}"):
             FunctionScore(function).bind(LOGITS, FLAT)
-
-    def test_wrong_settings(self) -> None:
-        with pytest.raises(ValueError, match="`function` must be a function of the network's output, got 3"):
-            FunctionScore(3)
-        with pytest.raises(ValueError, match="`function` gave 3 scores per image for 1 `labels`"):
-            FunctionScore(lambda output: output, ["a"]).bind(LOGITS, FLAT)
