@@ -3,20 +3,8 @@
 A :class:`Target` holds a user's settings. :meth:`Target.bind` reads the output of one unperturbed case and freezes what
 the question refers to: the predicted class, region or boxes. So every perturbed output is asked the same question.
 
-==================  ==============================================================================================
-module              what is explained
-==================  ==============================================================================================
-``base``            the contract: :class:`Target` and :class:`BoundTarget`, and checks of network outputs
-``classification``  classes of the whole image: :class:`ClassScore`
-``segmentation``    the probability of a region, or the Dice score: :class:`RegionScore`, :class:`DiceScore`
-``regions``         the region on the output's grid, for the targets of segmentations
-``detection``       boxes that a detector finds (D-RISE): :class:`DetectionScore`
-``regression``      predicted numbers, or any that a user's function computes: :class:`RegressionScore`,
-                    :class:`FunctionScore`
-``similarity``      embeddings and displacement fields: :class:`EmbeddingSimilarity`, :class:`FieldSimilarity`
-``postprocessing``  what a bundle makes of the output: its activation, and its labels
-``auto``            a target chosen from the output, for bundles of unknown task: ``AutoTarget``
-==================  ==============================================================================================
+There is one module a task, and ``auto``, which chooses a target from the output, for bundles of unknown task
+(``AutoTarget``), by what ``postprocessing`` reads of the bundle. ``base`` is the contract.
 """
 
 from monai_saliency.targets.base import BoundTarget, Target

@@ -130,9 +130,6 @@ class Target(ABC):
             reference_output: the network's output for the unperturbed case alone, a batch of one: ``(1, ...)``.
             case: the case.
 
-        Returns:
-            the target of this case.
-
         Raises:
             ValueError: when the target cannot read the output, or when the case has nothing to explain.
         """

@@ -51,8 +51,7 @@ class ClassScore(Target):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import ClassScore
-        >>> from monai_saliency.cases import Case
+        >>> from monai_saliency import Case, ClassScore
         >>> output = torch.tensor([[0.1, 0.7, 0.2]])  # probabilities of three classes
         >>> bound = ClassScore("predicted", "none").bind(output, Case("ct_7", torch.zeros(1, 8, 8)))
         >>> bound.labels, bound(torch.tensor([[0.5, 0.25, 0.25]])).tolist()

@@ -81,8 +81,7 @@ class DetectionScore(Target):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import DetectionScore
-        >>> from monai_saliency.cases import Case
+        >>> from monai_saliency import Case, DetectionScore
         >>> def found(*box, score):
         ...     return [{"boxes": torch.tensor([box]), "labels": torch.tensor([1]), "scores": torch.tensor([score])}]
         >>> bound = DetectionScore().bind(found(0.0, 0.0, 4.0, 4.0, score=0.9), Case("ct_7", torch.zeros(1, 8, 8)))

@@ -42,8 +42,7 @@ class RegressionScore(Target):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import RegressionScore
-        >>> from monai_saliency.cases import Case
+        >>> from monai_saliency import Case, RegressionScore
         >>> case = Case("ct_7", torch.zeros(1, 8, 8))
         >>> bound = RegressionScore([1], ["age (years)"]).bind(torch.tensor([[2.0, 61.5]]), case)
         >>> bound.labels, bound(torch.tensor([[1.0, 60.0], [1.0, 63.0]])).tolist()
@@ -97,8 +96,7 @@ class FunctionScore(Target):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import FunctionScore
-        >>> from monai_saliency.cases import Case
+        >>> from monai_saliency import Case, FunctionScore
         >>> target = FunctionScore(lambda output: output["left"] - output["right"], ["asymmetry"])
         >>> case = Case("ct_7", torch.zeros(1, 8, 8))
         >>> bound = target.bind({"left": torch.tensor([3.0]), "right": torch.tensor([1.0])}, case)

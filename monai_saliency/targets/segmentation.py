@@ -154,8 +154,7 @@ class RegionScore(_SegmentationTarget):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import RegionScore
-        >>> from monai_saliency.cases import Case
+        >>> from monai_saliency import Case, RegionScore
         >>> output = torch.tensor([[[[0.9, 0.2, 0.4]], [[0.1, 0.8, 0.6]]]])  # two channels, three voxels
         >>> bound = RegionScore(1, "none").bind(output, Case("ct_7", torch.zeros(1, 1, 3)))
         >>> round(float(bound(output)), 3)  # (0.8 + 0.6) / 2: channel 1 is predicted at two voxels
@@ -278,8 +277,7 @@ class DiceScore(_SegmentationTarget):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import DiceScore
-        >>> from monai_saliency.cases import Case
+        >>> from monai_saliency import Case, DiceScore
         >>> output = torch.tensor([[[[1.0, 0.0, 0.0]], [[0.0, 1.0, 1.0]]]])  # channel 1 is predicted at two voxels
         >>> bound = DiceScore(1, "none", smooth=0).bind(output, Case("ct_7", torch.zeros(1, 1, 3)))
         >>> bound(torch.tensor([[[[0.0, 0.0, 1.0]], [[1.0, 1.0, 0.0]]]])).tolist()  # 2 * 1 / (2 + 2)

@@ -56,8 +56,7 @@ class EmbeddingSimilarity(Target):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import EmbeddingSimilarity
-        >>> from monai_saliency.cases import Case
+        >>> from monai_saliency import Case, EmbeddingSimilarity
         >>> bound = EmbeddingSimilarity("distance").bind(torch.tensor([[3.0, 4.0]]), Case("ct_7", torch.zeros(1, 8, 8)))
         >>> bound(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
         [[-0.0], [-5.0]]
@@ -118,8 +117,7 @@ class FieldSimilarity(Target):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import FieldSimilarity
-        >>> from monai_saliency.cases import Case
+        >>> from monai_saliency import Case, FieldSimilarity
         >>> bound = FieldSimilarity().bind(torch.zeros(1, 2, 1, 2), Case("ct_7", torch.zeros(1, 1, 2)))
         >>> moved = torch.tensor([[[[3.0, 0.0]], [[4.0, 0.0]]]])  # one of two voxels, by 3 along x and 4 along y
         >>> bound(moved).tolist()

@@ -1,9 +1,8 @@
 """xaitk-saliency, both ways: its objects used here, and our methods found by its discovery.
 
 Here: a ``PerturbImage`` as masks (``masks``), a scoring as an estimator (``estimator``), a whole method as an inferer
-(``black_box``), any of them by name. There: a network as a black box (``networks``), our masks as
-``PerturbImage`` (``perturbers``), and whole methods of these (``stacks``), with the names, parameters, configurations
-and maps of xaitk-saliency's classes. Like these, they hold all masks of an image at once.
+(``black_box``). There: a network as a black box (``networks``), our masks as ``PerturbImage`` (``perturbers``), and
+whole methods (``stacks``) by the names of xaitk-saliency's. Like these, they hold all masks of an image at once.
 """
 
 from monai_saliency.xaitk.black_box import BlackBoxInferer, as_method

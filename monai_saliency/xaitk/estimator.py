@@ -19,14 +19,12 @@ class ConfidenceScoring(Estimator):
     """Any ``GenerateClassifierConfidenceSaliency`` of xaitk-saliency as an estimator.
 
     Its interface takes all masks as one array. So, unlike under every estimator of this package, memory grows with the
-    number of masks: they are rendered into one array when the map is made. Many scorings make further copies of it.
+    number of masks, which are rendered into one array when the map is made.
 
     Args:
-        generator: an object that makes maps of confidences. Maps are as it gives them: those of xaitk-saliency are
-            scaled to [-1, 1].
-        pixelwise: whether a value of the map depends on the masks at this voxel alone. Then it makes maps of volumes
-            too, which it gets laid out as images. That holds, up to the scale of a map, for all scorings that
-            xaitk-saliency comes with.
+        generator: makes maps of confidences; those of xaitk-saliency are scaled to [-1, 1].
+        pixelwise: whether a value of the map depends on the masks at this voxel alone, as of all scorings that
+            xaitk-saliency comes with. Then it makes maps of volumes too.
 
     Raises:
         ValueError: for another object, and (from ``compute``) when channels have masks of their own, for volumes unless

@@ -45,14 +45,10 @@ class BoundArrayMasks(BoundMasks):
 class PerturbImageMasks(Masks):
     """Any ``PerturbImage`` of xaitk-saliency as masks.
 
-    A perturber makes all masks of an image at once, and they stay in memory. It perturbs 2D images.
-
-    Args:
-        perturber: an object that makes masks.
+    A perturber makes all masks ``(masks, H, W)`` in [0, 1] of a 2D image at once, and they stay in memory.
 
     Raises:
-        ValueError: for another object, and (from ``bind``) for a volume, and when it makes anything but masks
-            ``(masks, H, W)`` in [0, 1].
+        ValueError: for another object, and (from ``bind``) for a volume, and when it makes anything else.
 
     Example::
 

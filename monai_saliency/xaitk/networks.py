@@ -123,9 +123,6 @@ class Detector(_BlackBox, DetectImageObjects):
             black box this object gives (column, row).
         settings: ``transform``, ``batch_size``, ``device`` and ``output``, as for :class:`Classifier`.
 
-    Raises:
-        ValueError: for settings that do not fit each other or the network's output.
-
     Example::
 
         >>> import torch

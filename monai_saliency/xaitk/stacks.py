@@ -112,10 +112,7 @@ class DRISEStack(_DetectorStack):
     """D-RISE (Petsiuk et al., CVPR 2021): random masks, weighted by how well a detection is still found.
 
     Args:
-        n: number of masks.
-        s: cells of the small grid along each axis.
-        p1: probability in [0, 1] that a cell is kept.
-        seed: of all draws; None draws one.
+        n, s, p1, seed: of the masks, as for :class:`RISEStack`.
         fill: what replaces hidden pixels, in the image's unit: a number, one for each channel, or an image; None for
             zeros.
         threads: that apply the masks.
@@ -160,12 +157,7 @@ class SBSMStack(_Stack, GenerateImageSimilarityBlackboxSaliency):
     """Windows that are hidden in turn, and how far the descriptor moves away from each query's (SBSM: Dong et al., CVPR
     workshops 2019).
 
-    Args:
-        window_size: height and width of a window.
-        stride: steps from window to window, down and across.
-        proximity_metric: a distance of ``scipy.spatial.distance.cdist``.
-        fill: what replaces hidden pixels, as for :class:`DRISEStack`.
-        threads: that apply the masks.
+    ``proximity_metric`` is a distance of ``scipy.spatial.distance.cdist``.
     """
 
     window_size: tuple[int, int] = (50, 50)
