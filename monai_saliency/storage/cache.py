@@ -28,6 +28,7 @@ import torch
 from monai.data import MetaTensor
 
 from monai_saliency.storage.files import atomic_path, remove_stale
+from monai_saliency.utils.monai_private import tree_map
 
 __all__ = ["Backend", "DiskBackend", "EntryError", "LMDBBackend", "MemoryBackend", "decode", "encode"]
 
@@ -51,7 +52,7 @@ def encode(item: Any, key: str) -> bytes:
     """Convert an item to bytes."""
     buffer = io.BytesIO()
     try:
-        torch.save(_compact(item), buffer)
+        torch.save(tree_map(_compact, item), buffer)
     except Exception as error:  # pickle raises many
         raise EntryError(f"{type(error).__name__}: {error}") from error
     data = buffer.getvalue()
@@ -80,14 +81,9 @@ def _place(storage: Any, location: str) -> Any:
 
 
 def _compact(value: Any) -> Any:
-    """A value whose tensors hold no memory beyond their voxels: a view is stored with all that it is a view of."""
-    if isinstance(value, torch.Tensor):
-        return value.clone() if value.untyped_storage().nbytes() != value.nbytes else value
-    if type(value) is dict:
-        return {key: _compact(content) for key, content in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_compact, value))
-    return value
+    """A tensor that holds no memory beyond its voxels: a view would be stored with all that it is a view of."""
+    is_view = isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() != value.nbytes
+    return value.clone() if is_view else value
 
 
 @runtime_checkable

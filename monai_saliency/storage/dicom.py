@@ -2,7 +2,6 @@
 
 MONAI's ``PydicomReader`` sorts slices by ``InstanceNumber``, skips those without one, only warns where slices differ in
 spacing or shape, and does not see gaps. So a series is checked and sorted by position here.
-
 Errors name no patient and no file, whose name may be a patient's: they name the series by :func:`series_id`. A series
 is the files of one UID in one folder, so that one of its files leads to all of them.
 """
@@ -96,17 +95,8 @@ def series_files(path: str | Path) -> list[Path]:
 
 
 def read_series(files: Sequence[str | Path]) -> MetaTensor:
-    """A series as one volume, in the modality's unit (Hounsfield units in CT).
-
-    Args:
-        files: of one series, in any order.
-
-    Returns:
-        the voxels ``(columns, rows, slices)`` with their affine to scanner mm (RAS), slices sorted by position.
-
-    Raises:
-        AdviceError: as for :func:`sorted_series`.
-        OptionalImportError: when pydicom is not installed. It gives the pip command.
+    """The files of a series, in any order, as one volume, in the modality's unit (Hounsfield units in CT): the voxels
+    ``(columns, rows, slices)`` with their affine to scanner mm (RAS), slices sorted by position.
     """
     return volume_of(sorted_series(files))
 
@@ -133,14 +123,9 @@ def _directions(made: Any) -> np.ndarray:
 def sorted_series(files: Sequence[str | Path]) -> list[Any]:
     """The slices of a series, as pydicom has them, sorted by their position along the normal of their plane.
 
-    Args:
-        files: of one series, in any order.
-
-    Raises:
-        AdviceError: for files that cannot be read, of several series, or that are not images; slices of several frames
-            or in colours; fewer than two slices; slices that differ in orientation, spacing or shape; that share a
-            position; and gaps.
-        OptionalImportError: when pydicom is not installed. It gives the pip command.
+    An AdviceError refuses files that cannot be read, of several series, or that are not images; slices of several
+    frames or in colours; fewer than two slices; slices that differ in orientation, spacing or shape; that share a
+    position; and gaps.
     """
     pydicom = require("pydicom", "dicom")
     if not files:
@@ -175,10 +160,8 @@ def order_problem(files: Sequence[str | Path]) -> str:
     numbers = [int(each.get("InstanceNumber") or 0) for each in slices]
     if numbers in (sorted(set(numbers)), sorted(set(numbers), reverse=True)):
         return ""
-    return (
-        f"DICOM {series_id(str(slices[0].SeriesInstanceUID))}: its instance numbers do not follow its positions, so "
-        "other readers may have another order of slices: renumber them, or convert the series to NIfTI"
-    )
+    name = f"DICOM {series_id(str(slices[0].SeriesInstanceUID))}"
+    return f"{name}: its instance numbers do not follow its positions: renumber them, or convert it to NIfTI"
 
 
 def _not_slices(slices: Sequence[Any]) -> str:
@@ -215,10 +198,8 @@ def _misplaced(positions: np.ndarray, normal: np.ndarray) -> str:
         return f"{same} of its slices lie where another lies: split it, or remove the copies"
     wide = np.flatnonzero(np.abs(along - typical) > _CLOSE * typical)
     if len(wide):
-        return (
-            f"a gap of {along[wide[0]]:.4g} mm after slice {wide[0] + 1} of {len(positions)}, where slices lie "
-            f"{typical:.4g} mm apart: copy the missing slices, or resample the scan"
-        )
+        gap = f"a gap of {along[wide[0]]:.4g} mm after slice {wide[0] + 1} of {len(positions)}"
+        return f"{gap}, where slices lie {typical:.4g} mm apart: copy the missing slices, or resample the scan"
     if np.abs(steps - steps.mean(axis=0)).max() > _CLOSE:
         return "its slices are not on one line: resample the scan"
     return ""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import nibabel as nib
@@ -116,11 +116,10 @@ class ScanReader(ImageReader):
             if len({Path(file).parent for file in files}) > 1:  # the first file alone is known later on
                 raise AdviceError("the files of the DICOM series lie in several folders: put them into one")
             return self, read_series(files)
+        check_readers(names[:1])
         found = format_of(names[0])
-        if found is None:
-            raise ValueError(f"{data} is none of {', '.join(each.name for each in FORMATS[1:])}")
-        require(found.module, found.extra)
-        reader: ImageReader = PILReader(converter=self._converted) if found.is_photograph else ITKReader()
+        is_photograph = found is not None and found.is_photograph
+        reader: ImageReader = PILReader(converter=self._converted) if is_photograph else ITKReader()
         return reader, reader.read(data, **kwargs)
 
     def get_data(self, img: tuple[ImageReader, Any]) -> tuple[np.ndarray, dict]:
@@ -163,16 +162,11 @@ def load_image(channels: int | None = None, **settings: Any) -> LoadImage:
 
 
 def scan_loader(keys: Any, channels: int | None = None, **settings: Any) -> LoadImaged:
-    """MONAI's ``LoadImaged`` for all formats of this module.
+    """MONAI's ``LoadImaged`` for all formats of this module; ``channels`` is an argument of :class:`ScanReader`.
 
     Example::
 
         preprocessing = Compose([scan_loader("image", dtype="float32"), EnsureChannelFirstd("image")])
-
-    Args:
-        keys: the keys of the files.
-        channels: as for :class:`ScanReader`.
-        settings: of ``LoadImaged``.
     """
     loader = LoadImaged(keys, **settings)
     loader.register(ScanReader(channels))
@@ -181,10 +175,7 @@ def scan_loader(keys: Any, channels: int | None = None, **settings: Any) -> Load
 
 def load_scan(path: str | Path) -> SpatialImage:
     """A scan or label map with its header and affine. Its voxels are read when they are used."""
-    image = nib.load(path)
-    if not isinstance(image, SpatialImage):
-        raise ValueError(f"{path} is not a scan that nibabel reads, but a {type(image).__name__}")
-    return image
+    return cast(SpatialImage, nib.load(path))
 
 
 def load_label(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
@@ -253,16 +244,7 @@ def locked(path: str | Path, wait: bool = True) -> Iterator[str | None]:
     The operating system ends the lock with the process, even when the process is killed. The file stays. Where the
     file system has no locks, as on some network file systems, the block runs without a lock, and one warning is logged.
 
-    Args:
-        path: the file.
-        wait: wait while somebody else holds the lock. Otherwise the block runs at once.
-
-    Yields:
-        None when this process holds the lock, otherwise who holds it.
-
-    Raises:
-        OutputError: when the file cannot be made or opened.
-        ValueError: when the file system does not take the file's name.
+    Without ``wait`` the block runs at once. It gets None when this process holds the lock, otherwise who holds it.
     """
     path, holder = Path(path), None
     with ExitStack() as stack:
@@ -272,9 +254,9 @@ def locked(path: str | Path, wait: bool = True) -> Iterator[str | None]:
             with suppress(OSError):  # the text is for people: a full disk must not cost the lock
                 path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
         except Timeout:
+            holder = "another run"
             with suppress(OSError):  # on SMB nobody can read a locked file
-                holder = path.read_text(errors="replace").strip()
-            holder = holder or "another run"
+                holder = path.read_text(errors="replace").strip() or holder
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 with _naming(path):

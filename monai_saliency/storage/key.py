@@ -24,8 +24,6 @@ from monai.inferers import Inferer
 from monai.transforms import Compose
 from monai.transforms.traits import RandomizableTrait
 
-from monai_saliency.version import __version__
-
 __all__ = ["Unfingerprintable", "checksum_of", "fingerprint", "input_files", "library_versions", "package_version"]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -38,7 +36,7 @@ _IDLE: tuple[tuple[type, set[str]], ...] = (
     (Inferer, {"device", "sw_device", "progress"}),
 )
 _COMPILED = {"_compiled_call_impl", "_is_torch_compile", "_compile_kwargs"}  # attributes that torch.compile adds
-_LIBRARIES = {"monai": "monai", "torch": "torch", "numpy": "numpy", "nibabel": "nibabel", "skimage": "scikit-image"}
+_LIBRARIES = ("monai_saliency", "monai", "torch", "numpy", "nibabel", "scikit-image")  # the last makes supervoxels
 
 
 class Unfingerprintable(TypeError):
@@ -53,15 +51,8 @@ def fingerprint(value: Any, files: bool = False) -> str:
     of a list counts, the order of a set and of attributes does not. Other code that these call, the files that they
     read, and environment variables do not count: a result that depends on them needs a name, such as a ``network_id``.
 
-    Args:
-        value: the value.
-        files: whether text that names a file stands for the file's content too, by its size and time.
-
-    Returns:
-        64 hexadecimal digits.
-
-    Raises:
-        Unfingerprintable: when the value, or a value inside it, cannot be identified. The text names it.
+    With ``files``, text that names a file stands for the file's content too, by its size and time. A value that cannot
+    be identified raises :class:`Unfingerprintable`, whose text names it.
     """
     try:
         content = repr(_taken_apart(value, files))
@@ -134,10 +125,6 @@ def _frame(kind: type) -> frozenset[str]:
     return frozenset(name for base in (torch.nn.Module, *bases) for name in vars(base()))
 
 
-def _method(value: types.MethodType, apart: Callable[[Any], Any]) -> Any:
-    return ["method", apart(value.__func__), apart(value.__self__)]
-
-
 def _code(value: Any, apart: Callable[[Any], Any]) -> Any:
     if isinstance(getattr(value, "__self__", None), _DRAWS):
         raise Unfingerprintable(f"the random function {value.__name__}")
@@ -164,7 +151,6 @@ _BY_KIND: tuple[tuple[Any, Callable[..., Any]], ...] = (
     ((np.ndarray, np.generic), _array),
     (torch.Tensor, _tensor),
     (torch.nn.Module, _network),
-    (types.MethodType, _method),
     (_CODE, _code),
 )
 
@@ -172,16 +158,15 @@ _BY_KIND: tuple[tuple[Any, Callable[..., Any]], ...] = (
 @functools.lru_cache(maxsize=4096)
 def _code_mark(value: Any) -> str:
     """What identifies a class or function: its importable name, and the versions of its code and of its bases."""
-    bare = getattr(value, "__name__", type(value).__name__)
+    bare = value.__name__
     name = getattr(value, "__qualname__", None) or bare
     # Functions written in C often name no module, or a module that does not hold them.
     modules = [getattr(value, "__module__", None), "torch", "torch.nn.functional", "numpy"]
     places = [(module, each) for module in modules if module for each in (name, bare)]
     module, name = next((place for place in places if _held(*place) is value), ("", name))
     if not module:
-        kind = (
-            "the local class" if isinstance(value, type) else "a lambda" if "<lambda>" in name else "a local function"
-        )
+        kind = "the local class" if isinstance(value, type) else "a local function"
+        kind = "a lambda" if "<lambda>" in name else kind
         raise Unfingerprintable(f"{kind} ({name}), which no module holds under its name")
     homes = [each.__module__ for each in value.__mro__[:-1]] if isinstance(value, type) else [module]
     return f"{module}.{name} {[*map(_version_of, homes)]}"
@@ -209,25 +194,19 @@ def _version_of(module: str) -> str:
 
 @functools.cache
 def package_version(package: str) -> str:
-    """The version of an installed package, by the name that is imported; "" where there is none."""
-    if package == "monai_saliency":
-        return __version__
+    """The version of an installed package, by the name that is imported, or that pip has; "" where there is none."""
     if version := getattr(sys.modules.get(package), "__version__", None):
         return str(version)
-    names = metadata.packages_distributions().get(package, ())
-    return ", ".join(metadata.version(name) for name in names)
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        names = metadata.packages_distributions().get(package, ())
+    return ", ".join(map(metadata.version, names))
 
 
-@functools.cache
 def library_versions() -> dict[str, str]:
     """The versions of this package and of the packages that compute a result."""
-    found = {"monai_saliency": __version__}
-    for package, name in _LIBRARIES.items():
-        try:
-            found[package] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[package] = ""
-    return found
+    return {package: package_version(package) for package in _LIBRARIES}
 
 
 def _name(kind: type) -> str:
@@ -237,10 +216,8 @@ def _name(kind: type) -> str:
 def input_files(case: Any, checksum: bool = False) -> list[list[str]]:
     """The files of a case, and all in its folders, each with its size and time, or its checksum.
 
-    Args:
-        case: paths, or dictionaries and lists of them. A path that does not exist is left out, and so is the value of
-            the key ``case``: the name of a case, such as "sub-01", may also be a folder in the working directory.
-        checksum: read the files, and identify them by the sha256 of their content.
+    A case is a path, or dictionaries and lists of them. A path that does not exist is left out, and so is the value of
+    the key ``case``: the name of a case, such as "sub-01", may also be a folder in the working directory.
     """
     files = sorted({file for path in _paths(case) for file in _files_of(path)})
     return [[file, checksum_of(file) if checksum else _mark(file)] for file in files]

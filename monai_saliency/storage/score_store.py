@@ -44,11 +44,8 @@ class ScoreStore:
     def claim(self, case: str, part: Part | None = None) -> AbstractContextManager[str | None]:
         """Lock a case, or a part of its masks, so that only one of several runs on the folder explains it.
 
-        Without locks (see :func:`monai_saliency.storage.files.locked`) two runs may explain the same case. They write
-        the same files.
-
-        Yields:
-            None when this run holds the lock, otherwise who holds it.
+        It yields None when this run holds the lock, otherwise who holds it. On a file system without locks two runs may
+        explain the same case: they write the same files.
         """
         # Hidden, so that no case below a folder of this name, such as "a/lock" beside "a", has its folder there.
         name = ".lock" if part is None or part.count == 1 else f".lock-{part.index}-of-{part.count}"
@@ -105,12 +102,10 @@ class CaseScores:
     def _is_mine(self) -> bool:
         """Whether what is stored belongs to the reference, the masks, and the output, of :meth:`resume`."""
         decides = _read(self.folder / "decides.npy")
-        return (
-            _close(self.reference(), self._mine, 1e-6)
-            and decides is not None
-            and bool((decides[:_DIGEST] == self._decides[:_DIGEST]).all())
-            and _close(decides[_DIGEST:], self._decides[_DIGEST:], 1e-5)
-        )
+        if decides is None or not _close(self.reference(), self._mine, 1e-6):
+            return False
+        parts = ((slice(_DIGEST), 0), (slice(_DIGEST, None), 1e-5))
+        return all(_close(decides[part], self._decides[part], tolerance) for part, tolerance in parts)
 
     def check_unchanged(self) -> None:
         """Refuse to go on where another worker has found another reference, and so has removed this one's scores."""
@@ -128,11 +123,8 @@ class CaseScores:
         found = []
         for path in self._files():
             match, scores = _RANGE.fullmatch(path.name), _read(path)
-            if match is None or scores is None:
-                continue
-            start, stop = int(match[1]), int(match[2])
-            if scores.ndim == 2 and len(scores) == stop - start and bool(np.isfinite(scores).all()):
-                found.append((start, stop, scores))
+            if match is not None and scores is not None:
+                found.append((int(match[1]), int(match[2]), scores))
         return found
 
     def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
@@ -144,9 +136,8 @@ class CaseScores:
 
     def flush(self) -> None:
         """Write the last range."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            start, stop, scores, copied = pending
+        if self._pending is not None:
+            (start, stop, scores, copied), self._pending = self._pending, None
             copied.wait()
             # A fault that passes must not be kept: NaN and infinite scores are computed again.
             if bool(torch.isfinite(scores).all()):

@@ -45,6 +45,7 @@ LONGEST_CELL = 32_000
 _ENCODED: Any = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
 # What spreadsheets take for a formula, behind the apostrophes that make it text.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_NUMBER = re.compile(r"[+-](\d+\.?\d*(e[+-]?\d+)?|inf|nan)")
 
 
 class CaseTable:
@@ -62,15 +63,6 @@ class CaseTable:
             None keeps all.
         columns: the names of the columns, with ``case`` among them. Default: the columns of ``summary.csv``, which has
             those of ``--trust true`` only while a row has a value in one of them.
-
-    Example::
-
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     table = CaseTable(f"{folder}/failures.csv", columns=("case", "error"))
-        ...     table.add([{"case": "s1", "error": "the file is empty"}])
-        ...     table.read()
-        [{'case': 's1', 'error': 'the file is empty'}]
     """
 
     def __init__(
@@ -138,7 +130,7 @@ def cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = _kept(value)
-    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def _kept(text: str) -> str:
@@ -152,14 +144,6 @@ def _kept(text: str) -> str:
 def _text(cell: str) -> str:
     """The text that a cell stands for."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 class Failures:
@@ -203,17 +187,10 @@ class Failures:
         self._withdraws.append(withdraw)
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
-        """Add the row of a failed case.
+        """Add the row of a failed case, or raise its error: if ``strict``, or an OutputError, which all others meet.
 
-        Args:
-            case: the name of the case.
-            stage: where it failed: ``load``, ``predict`` or ``explain``.
-            error: the error. Its traceback goes to the log.
-            trace: the traceback as text, for an error of a worker process, which does not carry its traceback.
-
-        Raises:
-            CaseError: the failure, with ``strict``.
-            OutputError: the failure, if it is of this type, since every other case would fail in the same way.
+        ``stage`` is ``load``, ``predict`` or ``explain``. The error's traceback goes to the log; ``trace`` is that of a
+        worker process as text.
         """
         if isinstance(output_error := root_cause(error), OutputError):
             raise output_error
@@ -225,7 +202,7 @@ class Failures:
         logger.error("%s (%s)\n%s", cause, stage, trace, exc_info=None if trace else error)
         with self._lock:
             row = {"case": case, "stage": stage, "error": cause.problem}
-            self.rows = [*self._rows_without(case), row]
+            self.rows = [*(each for each in self.rows if each["case"] != case), row]
             self._table.add([row])
 
     def keep(self, cases: Collection[str]) -> None:
@@ -235,11 +212,8 @@ class Failures:
     def remove(self, case: str) -> None:
         """Remove the row of a case that has a map now, whichever run has written it."""
         with self._lock:
-            self.rows = self._rows_without(case)
+            self.rows = [each for each in self.rows if each["case"] != case]
             self._table.replace({case})
-
-    def _rows_without(self, case: str) -> list[dict[str, str]]:
-        return [row for row in self.rows if row["case"] != case]
 
     def read(self) -> list[dict[str, str]]:
         """The rows of the file: of this run, of other runs on the folder, and of cases that were not tried again."""
