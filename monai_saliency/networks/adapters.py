@@ -17,8 +17,7 @@ class OnImageGrid(torch.nn.Module):
     """A segmentation network of another library with MONAI's interface: images in, logits on the images' grid out.
 
     SegFormer and most other segmentation networks of ``transformers`` return an object with ``logits`` of a quarter of
-    the image's resolution. Here the logits are resampled linearly to the image's grid, as ``transformers`` does in its
-    postprocessing. So the network runs in a bundle, also in a sliding window, and regions lie on the image's grid.
+    the image's resolution. Here these are resampled linearly, as ``transformers`` does in its postprocessing.
 
     Args:
         network: the network, such as ``SegformerForSemanticSegmentation.from_pretrained(folder)``.
@@ -41,18 +40,12 @@ class OnImageGrid(torch.nn.Module):
         self.output = output
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Compute logits ``(B, classes, *spatial)`` of images ``(B, C, *spatial)``, on the images' grid.
-
-        Raises:
-            ValueError: when ``output`` does not read a tensor with as many axes as the images.
-        """
+        """Compute logits ``(B, classes, *spatial)`` of images ``(B, C, *spatial)``, on the images' grid."""
         logits = read(self.network(images), self.output)
         if not isinstance(logits, torch.Tensor) or logits.ndim != images.ndim:
             found = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else type(logits).__name__
-            raise ValueError(
-                f"`output` must read logits (B, classes, *spatial) of images of shape {tuple(images.shape)}, got "
-                f"{found}"
-            )
+            words = f"logits (B, classes, *spatial) of images of shape {tuple(images.shape)}"
+            raise ValueError(f"`output` must read {words}, got {found}")
         if logits.shape[2:] == images.shape[2:]:
             return logits
         return torch.nn.functional.interpolate(logits, images.shape[2:], mode=_LINEAR[images.ndim], align_corners=False)

@@ -26,10 +26,6 @@ def network_of(network: torch.nn.Module, checkpoint: str | Path | Sequence[str |
         network: the network for files of weights.
         checkpoint: a file of weights; a list of such files, for an :class:`~monai_saliency.networks.Ensemble` of copies
             of the network; or a network that ``torch.export`` has written (``.pt2``), which replaces ``network``.
-
-    Raises:
-        FileNotFoundError: when an exported network does not exist.
-        ValueError: when it cannot be read, or is one of a list.
     """
     if checkpoint is None or isinstance(checkpoint, (str, Path)):
         return exported_network(checkpoint) if checkpoint and _is_exported(checkpoint) else network
@@ -64,10 +60,8 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
     if _is_exported(path):
         if isinstance(network, (InBatchesOf, torch.fx.GraphModule)):
             return network
-        raise ValueError(
-            f"checkpoint {path} is an exported network, whose weights fit no {type(network).__name__}: take the "
-            "network from it too, by monai_saliency.networks.network_of(network, checkpoint)"
-        )
+        words = f"checkpoint {path} is an exported network, whose weights fit no {type(network).__name__}"
+        raise ValueError(f"{words}: take the network by monai_saliency.networks.network_of(network, checkpoint)")
     weights = _weights_in(Path(path))
     try:
         network.load_state_dict(weights, strict=True)
@@ -88,9 +82,9 @@ def _weights_in(path: Path) -> dict[str, torch.Tensor]:
     except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ValueError(
             f"checkpoint {path} is not a file of weights that can be read without running code in it "
-            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): save it again with "
-            "torch.save(network.state_dict(), path), or export it by torch.export to a file that ends in .pt2; for a "
-            "TorchScript file set network_def to $torch.jit.load(path), and checkpoint to '' (empty)"
+            f"({type(error).__name__}): save it again with torch.save(network.state_dict(), path), or export it by "
+            "torch.export to a file that ends in .pt2; for a TorchScript file set network_def to "
+            "$torch.jit.load(path), and checkpoint to '' (empty)"
         ) from error
     while isinstance(content, Mapping) and (inside := [name for name in _WRAPPERS if _is_mapping(content, name)]):
         content = content[inside[0]]
@@ -110,19 +104,13 @@ def _is_exported(path: str | Path) -> bool:
 
 
 def exported_network(path: str | Path) -> torch.nn.Module:
-    """A network that ``torch.export.save`` has written, as a module on the device of the export.
-
-    A program that limits the batch size gets larger and smaller batches in parts.
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"exported network {path} does not exist: pass --checkpoint with its path")
+    """A network that ``torch.export.save`` has written. One of limited batch sizes gets other batches in parts."""
     try:
         program = torch.export.load(path)
     except Exception as error:  # whatever a broken archive, or one of another release, raises
         raise ValueError(
-            f"{path} cannot be read as an exported network ({type(error).__name__}: {error}): write it with "
-            "torch.export.save(torch.export.export(network, images, dynamic_shapes=...), path) by a release of torch "
-            f"that is not newer than this one ({torch.__version__})"
+            f"checkpoint {path} cannot be read as an exported network ({type(error).__name__}: {error}): write it by "
+            f"torch.export.save, in a release of torch that is not newer than this one ({torch.__version__})"
         ) from error
     least, most = _batch_sizes(program)
     module = program.module()
@@ -130,9 +118,7 @@ def exported_network(path: str | Path) -> torch.nn.Module:
 
 
 class InBatchesOf(torch.nn.Module):
-    """A network that takes between ``least`` and ``most`` images at a time: other batches go through it in parts, which
-    the last image fills.
-    """
+    """A network of ``least`` to ``most`` images at a time. Other batches go in parts, which the last image fills."""
 
     def __init__(self, network: torch.nn.Module, most: int | None, least: int) -> None:
         super().__init__()

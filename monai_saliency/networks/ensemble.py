@@ -22,12 +22,6 @@ class Ensemble(torch.nn.Module):
     Args:
         networks: two modules or more, whose output is a tensor ``(B, C, ...)``.
 
-    Attributes:
-        members: returns the outputs of all members.
-
-    Raises:
-        ValueError: when there are fewer than two.
-
     Example::
 
         >>> import torch

@@ -62,10 +62,8 @@ class TensorInput:
     def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
         """Make the inputs that :meth:`split` takes of the image ``(B, C, *spatial)`` and held inputs ``(B, ...)``."""
         if held:
-            raise ValueError(
-                f"held inputs {list(held)} are given, and the inferer's `inputs` takes one tensor: set DictInput or "
-                "ArgumentInputs"
-            )
+            words = f"held inputs {list(held)} are given, and the inferer's `inputs` takes one tensor"
+            raise ValueError(f"{words}: set DictInput or ArgumentInputs")
         return image
 
     def check_inferer(self, split: SplitInputs, inferer: Inferer) -> None:
@@ -77,10 +75,8 @@ class TensorInput:
             )
 
     def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
-        """The network's output for a batch ``(n, C + H, *spatial)`` of perturbed and held images.
-
-        ``infer`` runs a network on a batch: the inner inferer. ``take_apart`` returns the network's inputs by name, for
-        the batch or for a patch of it.
+        """The network's output for a batch ``(n, C + H, *spatial)`` of perturbed and held images, run by the inner
+        inferer; ``take_apart`` returns the network's inputs by name, for the batch or for a patch of it.
         """
         return infer(batch, network)
 
@@ -121,10 +117,8 @@ class _NamedInputs(TensorInput):
 
     def split(self, inputs: Any) -> SplitInputs:
         if not isinstance(inputs, (Mapping, Sequence)):
-            raise ValueError(
-                f"`inputs` must be a dictionary or a sequence of tensors for {type(self).__name__}, got "
-                f"{type(inputs).__name__}"
-            )
+            words = f"`inputs` must be a dictionary or a sequence of tensors for {type(self).__name__}"
+            raise ValueError(f"{words}, got {type(inputs).__name__}")
         tensors = dict(inputs) if isinstance(inputs, Mapping) else dict(enumerate(inputs))
         missing = [name for name in self.perturb if name not in tensors]
         if missing:
@@ -138,11 +132,8 @@ class _NamedInputs(TensorInput):
                     f"{tuple(first.shape)} {first.dtype}, {name!r} is {tuple(image.shape)} {image.dtype}"
                 )
         held = {name: _held(name, value, first) for name, value in tensors.items() if name not in perturbed}
-        on_grid = {
-            name: value
-            for name, value in held.items()
-            if value.ndim == first.ndim and value.shape[2:] == first.shape[2:]
-        }
+        grid = first.shape[2:]
+        on_grid = {name: each for name, each in held.items() if each.ndim == first.ndim and each.shape[2:] == grid}
         channels, start = {}, 0
         for name, image in {**perturbed, **on_grid}.items():
             channels[name] = (slice(start, start + image.shape[1]), image.dtype)
@@ -176,9 +167,6 @@ class DictInput(_NamedInputs):
         perturb: the name of the input that is perturbed, or several names. Several inputs must lie on one grid; they
             are masked together, as channels of one image. All other inputs are held.
 
-    Raises:
-        ValueError: when ``perturb`` is empty.
-
     Example::
 
         >>> import torch
@@ -203,9 +191,6 @@ class ArgumentInputs(_NamedInputs):
             several names, as for :class:`DictInput`. All other inputs are held.
         positional: the names of the inputs that are passed by position, in this order. The other inputs are passed by
             name. By default all inputs are passed by position, in the order in which they are given.
-
-    Raises:
-        ValueError: when ``perturb`` is empty, or ``positional`` is a text.
 
     Example::
 

@@ -55,11 +55,7 @@ class MirroredNetwork(torch.nn.Module):
 
 
 class NNUNetNetwork(torch.nn.Module):
-    """The networks of several folds as one: the mean of their logits.
-
-    The inferer :class:`~monai_saliency.inferers.nnunet.NNUNetInferer` predicts fold by fold, as nnU-Net does. On a
-    patch, which an explanation runs, the mean is the same.
-    """
+    """The networks of several folds as one: the mean of their logits. The inferer predicts fold by fold, as nnU-Net."""
 
     def __init__(self, members: Sequence[torch.nn.Module]) -> None:
         super().__init__()
@@ -125,9 +121,8 @@ class NNUNetModel:
         reader = str(self.plans["image_reader_writer"])
         if reader not in _READERS:
             raise ValueError(
-                f"the scans of {self.folder} are read by {reader}, and only those that nnU-Net reads by "
-                f"{', '.join(_READERS)} are explained: save photographs and TIFFs as NIfTI, and write "
-                "`image_reader_writer`: SimpleITKIO into plans.json"
+                f"the scans of {self.folder} are read by {reader}, and only those of {', '.join(_READERS)} are "
+                "explained: save them as NIfTI, and write `image_reader_writer`: SimpleITKIO into plans.json"
             )
         self.reorients = reader.endswith("WithReorient")
         self.folds = _folds(self.folder, folds, checkpoint)
@@ -138,8 +133,7 @@ class NNUNetModel:
         if stage is not None:
             raise ValueError(
                 f"{self.configuration} is the second stage of a cascade: its network also reads the segmentation of "
-                f"{stage}, which changes with the image, so its map would leave out what comes by way of the first "
-                f"stage. Explain the first stage, {stage}, or 3d_fullres"
+                f"{stage}, whose part in the score a map would leave out. Explain {stage}, or 3d_fullres"
             )
         module = require("nnunetv2.inference.predict_from_raw_data", extra="nnunet")
         self.predictor = module.nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
@@ -189,9 +183,8 @@ def _folds(folder: Path, folds: Sequence[int | str] | int | str | None, checkpoi
     missing = [str(fold) for fold in folds if str(fold) not in there]
     if missing or not folds:
         raise FileNotFoundError(
-            f"{folder} has no {checkpoint} of fold {', '.join(missing) or 'any number'}: is the training finished? "
-            f"Checkpoints there: {_listed(folder.glob('fold_*/*.pth'))}, of which --nnunet_checkpoint chooses; in "
-            f"{_listed(folder.glob('fold_*'))}"
+            f"{folder} has no {checkpoint} of fold {', '.join(missing) or 'any number'}, but "
+            f"{_listed(folder.glob('fold_*/*.pth'))} in {_listed(folder.glob('fold_*'))}: choose by --nnunet_checkpoint"
         )
     return [fold if fold == "all" else int(fold) for fold in folds]
 
@@ -204,9 +197,8 @@ def _configuration(checkpoints: Sequence[Path]) -> str:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
             raise AdviceError(
-                f"the checkpoint {path} cannot be read without running code in it ({str(error).splitlines()[0]}): "
-                "where you trust it, save it again with the entries network_weights, trainer_name, init_args, "
-                "inference_allowed_mirroring_axes alone"
+                f"the checkpoint {path} cannot be read without running code in it: where you trust it, save it again "
+                "with the entries network_weights, trainer_name, init_args, inference_allowed_mirroring_axes alone"
             ) from error
         found.add(content["init_args"]["configuration"])
     if len(found) > 1:

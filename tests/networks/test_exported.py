@@ -70,7 +70,7 @@ def test_patches(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"exported network .*missing\.pt2 does not exist"):
+    with pytest.raises(ValueError, match=r"missing\.pt2 cannot be read as an exported network"):
         network_of(network(), tmp_path / "missing.pt2")
     broken = tmp_path / "broken.pt2"
     broken.write_bytes(b"no archive")

@@ -86,11 +86,11 @@ def with_numpy(models: Path) -> None:
         (None, ("",), "holds several models"),
         (None, ("", None, "3d_lowres"), "no model of the configuration 3d_lowres, and .*nnUNetPlans__2d, nnUNetT"),
         (None, ("..",), "holds no plans.json: pass --nnunet_model_folder"),
-        (None, (FULL, [0, 3]), "has no checkpoint_final.pth of fold 3: .* in fold_0, fold_1"),
+        (None, (FULL, [0, 3]), "has no checkpoint_final.pth of fold 3, but .* in fold_0, fold_1"),
         (
             None,
             (FULL, [0], None, "checkpoint_latest.pth"),
-            "Checkpoints there: checkpoint_best.pth, checkpoint_final.pth, of which",
+            "but checkpoint_best.pth, checkpoint_final.pth in fold_0",
         ),
         (read_by("MyReader"), (FULL,), "are read by MyReader, and only those .* SimpleITKIO, .* are explained"),
         (lambda models: (models / FULL / "dataset.json").unlink(), (FULL,), "No such file .*dataset.json"),
