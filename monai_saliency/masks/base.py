@@ -187,7 +187,8 @@ class BoundMasks(ABC):
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
         """The part of masks inside a box. Override this where a part can be rendered alone."""
-        return self._render(codes, device)[(slice(None), *everywhere(box))]
+        inside = (slice(None), *everywhere(box))
+        return self._render(codes, device)[inside]
 
     @property
     def _whole(self) -> Box:
@@ -207,10 +208,7 @@ class BoundMasks(ABC):
         return None
 
     def changed_boxes(self, ids: Ids) -> list[Box] | None:
-        """The box outside of which each mask keeps everything, one slice with start and stop for each spatial axis.
-
-        None, the default, for masks that may change any voxel.
-        """
+        """The box outside of which each mask keeps everything; None, the default, where that may be any voxel."""
         return None
 
     def render(self, ids: Ids, device: torch.device | str | None = None, box: Box | None = None) -> Tensor:

@@ -131,7 +131,7 @@ class _BoundSlidingRadialMasks(BoundMasks):
         """How much is hidden, in [0, 1], in the box that a mask changes."""
         sides = zip(box, centre, self.radii, strict=True)
         along = [((np.arange(side.start, side.stop) - at) / radius) ** 2 for side, at, radius in sides]
-        hidden = (sum(np.ix_(*along)) < 1).astype(float)
+        hidden = np.asarray(sum(np.ix_(*along)) < 1, dtype=float)
         # Inside the image, what is mirrored at the end of this box is zero there.
         blurred = gaussian_filter(hidden, self.sigmas, mode="reflect", truncate=4.0) if self.sigmas.any() else hidden
         return np.asarray(blurred / blurred.max())
