@@ -219,7 +219,7 @@ class AttachedHandler(SaliencyHandler):
             return False
         problem = self._placement.problem_of(case, bool(self.settings.others.get("dicom")))
         if problem:
-            self.explainer.refuse(CaseError(case["case"], problem))
+            self.explainer.refuse(case["case"], CaseError(case["case"], problem))
         return not problem
 
     def _place(self, case: dict[Any, Any]) -> dict[Any, Any]:

@@ -172,19 +172,19 @@ class Cohort:
             for part, group in groupby(units, key=lambda unit: unit.part):
                 # A bundle's own loader is gone through in its own order.
                 indices = sorted(unit.index for unit in group)
-                self.explainer.assign(Assignment(part, indices, sharing, quiet))
+                self.explainer.assignment = Assignment(part, indices, sharing, quiet)
                 loader = self.evaluator.data_loader = take(self._loader, indices)
                 # ignite keeps the length of an earlier run, and finds one out itself where the loader does not know it.
                 self.evaluator.state.epoch_length = None if isinstance(loader, CohortLoader) else len(loader)
                 self._start()
         finally:
-            self.explainer.assign(Assignment())
+            self.explainer.assignment = Assignment()
 
     def expect(self) -> None:
         """Note that every case must have a map or a failure once all processes are done."""
         # Only the summary knows what other processes have done.
         if isinstance(self._loader, CohortLoader) and self.handler.summary is not None:
-            self.explainer.expect(self._loader.names)
+            self.explainer.waiting = list(self._loader.names)
 
 
 def in_order(loader: Any) -> Any:

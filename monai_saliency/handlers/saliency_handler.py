@@ -305,7 +305,7 @@ class SaliencyHandler:
                 self.summary.add([row | more for row, more in zip(found, trust or [{}] * len(found), strict=True)])
             if self.failures is not None:
                 self.failures.remove(explanation.name)
-            self.explainer.written(explanation.name)
+            self.explainer.explained.append(explanation.name)
 
     def withdraw(self, case: str) -> None:
         """Remove the row of a case, its map and its picture, which an earlier run may have written of another scan."""

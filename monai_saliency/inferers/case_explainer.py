@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.explanation import Explanation
@@ -82,20 +81,8 @@ class CaseExplainer:
         self.failures = instance("failures", failures, Failures, "Failures(path)", none=True)
         self.network_id = instance("network_id", network_id, (str, int), "a name of the network, in quotes", none=True)
         self.assignment = Assignment()
-        self.explained: list[str] = []
-        self.waiting: list[str] = []
-
-    def assign(self, assignment: Assignment) -> None:
-        """Set what the runs from now on do here."""
-        self.assignment = assignment
-
-    def written(self, case: str) -> None:
-        """Note that the map of a case is written."""
-        self.explained.append(case)
-
-    def expect(self, cases: Iterable[str]) -> None:
-        """Note the cases that must have a map or a failure once all processes are done."""
-        self.waiting = list(cases)
+        self.explained: list[str] = []  # the cases whose maps are written
+        self.waiting: list[str] = []  # cases that another process has to finish
 
     def take_over(self, explained: Iterable[str], waiting: Iterable[str]) -> None:
         """Note what another process reports: the cases that it has written, and those that wait."""
@@ -116,32 +103,25 @@ class CaseExplainer:
     ) -> None:
         """Explain a batch, but for the cases that another process holds."""
         with ExitStack() as stack:
-            claims = [stack.enter_context(ExitStack()) for _ in cases]
-            claimed = [
-                _Claimed(index, case, claim)
-                for index, (case, claim) in enumerate(zip(cases, claims, strict=True))
-                if self._claim_or_fail(case.name, claim)
-            ]
+            claimed = []
+            for index, case in enumerate(cases):
+                claim = stack.enter_context(ExitStack())
+                try:
+                    is_mine = self._claim(case.name, self.assignment.part, claim)
+                except Exception as error:  # a name that no folder can have
+                    self.refuse(case.name, error)
+                else:
+                    claimed += [_Claimed(index, case, claim)] * is_mine
             if claimed:
                 # Plain tensors from here on: the cases hold what their meta data says.
                 free = plain(images)[[each.index for each in claimed]]
                 self._explain(free, claimed, write, inferer or self.inferer)
 
-    def _claim_or_fail(self, case: str, claim: ExitStack) -> bool:
-        """Claim this run's part of a case. A case that cannot be claimed for its name is a failure."""
-        try:
-            return self._claim(case, self.assignment.part, claim)
-        except Exception as error:
-            if self.failures is None:
-                raise
-            self.failures.add(case, "explain", error)
-            return False
-
-    def refuse(self, error: CaseError) -> None:
-        """List a case as one that cannot be explained."""
+    def refuse(self, case: str, error: Exception) -> None:
+        """List a case as one that cannot be explained; without a list of failures the error is raised."""
         if self.failures is None:
             raise error
-        self.failures.add(error.case, "explain", error)
+        self.failures.add(case, "explain", error)
 
     def _claim(self, case: str, part: Part, claim: ExitStack) -> bool:
         holder = claim.enter_context(self.store.claim(case, part)) if self.store is not None else None
@@ -157,66 +137,51 @@ class CaseExplainer:
         write: Callable[[Explained], None],
         inferer: PerturbationInferer,
     ) -> None:
-        stored = self._stored(images, [each.case for each in claimed], inferer)
-        part = self.assignment.part
+        cases, part = [each.case for each in claimed], self.assignment.part
+        stored = self._stored(images, cases, inferer)
         if stored is None and part.count > 1:
+            names = ", ".join(case.name for case in cases)
             raise ValueError(
-                f"part {part.index + 1} of {part.count} of {', '.join(each.case.name for each in claimed)} is to be "
-                "done here, but its scores cannot be kept, so parts cannot come together: let workers share cases "
-                "(--saliency_split cases)"
+                f"part {part.index + 1} of {part.count} of {names} is to be done here, but its scores cannot be kept, "
+                "so parts cannot come together: let workers share cases (--saliency_split cases)"
             )
         start = Timestamp(images.device)
+        explanations = None
         try:
-            explanations = self._explanations(images, claimed, stored, inferer)
+            states = self._assigned(inferer).score(images, self.network, cases=cases, stored=stored, part=part)
+            explanations = [self._explanation(state) for state in states]
         except Exception as error:
-            if self.failures is None:
-                raise
-            if len(claimed) == 1:
-                self.failures.add(claimed[0].case.name, "explain", error)
+            if len(claimed) == 1 or self.failures is None:
+                self.refuse(cases[0].name, error)
                 return
-        else:
-            for each, explanation in zip(claimed, explanations, strict=True):
-                if explanation is None:
-                    each.claim.close()
-                else:
-                    write(Explained(each.index, explanation, each.claim, start, len(claimed)))
-            return
         # The error is gone by now, and with it the memory that its frames held.
-        for i, each in enumerate(claimed):
-            self._explain(images[i : i + 1], [each], write, inferer)
+        if explanations is None:
+            for i, each in enumerate(claimed):
+                self._explain(images[i : i + 1], [each], write, inferer)
+            return
+        for each, explanation in zip(claimed, explanations, strict=True):
+            # Whoever completes a case by its part holds all of it.
+            whole = explanation is not None and (part.count == 1 or self._claim(each.case.name, Part(), each.claim))
+            if explanation is not None and whole:
+                write(Explained(each.index, explanation, each.claim, start, len(claimed)))
+            else:
+                each.claim.close()
 
-    def _explanations(
-        self,
-        images: torch.Tensor,
-        claimed: Sequence[_Claimed],
-        stored: Sequence[CaseScores] | None,
-        inferer: PerturbationInferer,
-    ) -> list[Explanation | None]:
-        """The explanations of a batch; None for cases that are not complete, or that another process explains."""
+    def _assigned(self, inferer: PerturbationInferer) -> PerturbationInferer:
         assigned = self.assignment
-        if assigned.sharing is not None or assigned.quiet:
-            inferer = inferer.replace(
-                sharing=assigned.sharing or inferer.sharing, progress=inferer.progress and not assigned.quiet
-            )
-        cases = [each.case for each in claimed]
-        states = inferer.score(images, self.network, cases=cases, stored=stored, part=assigned.part)
-        # Complete cases are held only if all of the batch can be explained: otherwise each is explained alone.
-        with ExitStack() as stack:
-            wholes = [stack.enter_context(ExitStack()) for _ in states]
-            explanations = [self._explanation(state, whole) for state, whole in zip(states, wholes, strict=True)]
-            for each, whole in zip(claimed, wholes, strict=True):
-                each.claim.push(whole.pop_all())
-        return explanations
+        if assigned.sharing is None and not assigned.quiet:
+            return inferer
+        quiet = inferer.progress and not assigned.quiet
+        return inferer.replace(sharing=assigned.sharing or inferer.sharing, progress=quiet)
 
     @torch.no_grad()
-    def _explanation(self, state: CaseState, whole: ExitStack) -> Explanation | None:
-        """A scored case's explanation; None where other parts are missing, or another process makes it."""
+    def _explanation(self, state: CaseState) -> Explanation | None:
+        """A scored case's explanation; None where other parts are missing."""
         if self.assignment.part.count > 1:
             state.check()
             state.take_stored()
             if not state.complete:
                 self.waiting.append(state.case.name)
-            if not state.complete or not self._claim(state.case.name, Part(), whole):
                 return None
         return state.explanation()
 

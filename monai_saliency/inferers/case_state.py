@@ -53,13 +53,14 @@ class CaseState:
         self.one_by_one = False
         self.made_by: Mapping[str, str | None] = {}
         self.rounding = 0.0
+        self.form: list[torch.Size] = []  # of the network's output of the unperturbed image
         self.forwards_here = 0
         self.forwards_elsewhere = 0
         self.per_prediction = 1
         self._target = target
         self._estimator = estimator
         self._first_round = masks.first_round()
-        self._ended = False
+        self.complete = False  # whether every mask of every round has its scores
         self._round_ends = [len(self._first_round) + 1]
 
     @property
@@ -74,7 +75,7 @@ class CaseState:
 
     @property
     def _ids(self) -> Sequence[Id]:
-        return self.state.ids if self.is_bound else self._first_round
+        return self.state.ids if hasattr(self, "state") else self._first_round
 
     def rows_of_round(self, number: int) -> tuple[int, int]:
         """The rows [start, stop) of a round, from 0; none where that round has not begun."""
@@ -118,8 +119,9 @@ class CaseState:
         """Bind the target to the network's output of the unperturbed image, and take the scores that are stored."""
         self.target = self.bound_to(reference)
         self.state = self._estimator.start(self.masks, self.target(reference)[0].clone())
-        dtypes = [each.dtype for each in tree_leaves(reference) if isinstance(each, torch.Tensor)]
-        self.rounding = max(self.rounding, score_precision(None, *dtypes))
+        leaves = [each for each in tree_leaves(reference) if isinstance(each, torch.Tensor)]
+        self.form = [each.shape for each in leaves]
+        self.rounding = max(self.rounding, score_precision(None, *(each.dtype for each in leaves)))
         if self.stored is not None:
             self.stored.resume(self.state.reference_scores, repr(self.masks.key), self.target.vouch)
             self.take_stored()
@@ -143,15 +145,14 @@ class CaseState:
             # Not `scores`, which may live in a buffer that the next batch overwrites.
             self.stored.add(start - 1, stop - 1, self.state.scores[start - 1 : stop - 1])
 
-    @property
-    def is_bound(self) -> bool:
-        """Whether the target is bound, so that outputs have scores."""
-        return hasattr(self, "state")
-
     def spread(self) -> torch.Tensor:
         """``(K,)``, the largest change of each score so far."""
         gaps = (self.state.scores[self.state.seen] - self.state.reference_scores).abs()
         return gaps.amax(dim=0) if len(gaps) else gaps.new_zeros(gaps.shape[1:])
+
+    def scores_of(self, row: int) -> torch.Tensor:
+        """The scores ``(K,)`` of a row."""
+        return self.state.scores[row - 1] if row else self.state.reference_scores
 
     def most_changed(self, stop: int) -> int | None:
         """The row of a mask below ``stop`` whose scores changed most; None where none changed."""
@@ -190,24 +191,14 @@ class CaseState:
 
     def begin_round(self) -> bool:
         """Begin the next round of masks if the one before is scored; False where it is not, or none is left."""
-        if self._ended or not bool(self.state.seen.all()):
+        if self.complete or not bool(self.state.seen.all()):
             return False
         if self.masks.in_rounds:
             self.check()  # scores decide what is asked next
-        self._ended = not self.state.next_round()
-        if not self._ended:
+        self.complete = not self.state.next_round()
+        if not self.complete:
             self._round_ends.append(self.num_rows)
-        return not self._ended
-
-    @property
-    def complete(self) -> bool:
-        """Whether every mask of every round has its scores."""
-        return self._ended
-
-    def forget_images(self) -> None:
-        """Drop all that only the network needs, so that what goes to another process is small."""
-        self.case = replace(self.case, image=self.case.image.new_empty(0), labels=None, prediction=None)
-        self.fill = self.held = self.case.image
+        return not self.complete
 
     def check(self) -> None:
         """Refuse scores that are NaN or infinite."""
@@ -225,13 +216,11 @@ class CaseState:
         self.begin_round()
         if not self.complete:
             seen, count = int(self.state.seen.sum()), len(self.state.seen)
-            problem = f"{seen} of {count} masks have scores: another part is still to be done"
-            if self.masks.in_rounds:
-                problem += (
-                    ". Its masks come in rounds, each chosen by all scores before: score whole cases, or let ranks, "
-                    "devices or a store share them"
-                )
-            raise CaseError(self.case.name, problem)
+            raise CaseError(
+                self.case.name,
+                f"{seen} of {count} masks have scores: another part is still to be done. Later rounds of masks need a "
+                "store, or ranks or devices that share them",
+            )
         if self.stored is not None:
             self.stored.finish(self.state.scores)
         stopped = self.state.stopped()

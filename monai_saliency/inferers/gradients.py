@@ -24,10 +24,8 @@ from monai_saliency.gradients.base import GradientMethod
 from monai_saliency.gradients.call import NetworkCalls
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Cancelled, Forward
-from monai_saliency.inferers.row_check import RowsDepend, say_once
-from monai_saliency.inferers.whole_method import OneCase, WholeMethodInferer, most_unlike
+from monai_saliency.inferers.whole_method import OneCase, WholeMethodInferer
 from monai_saliency.networks.inputs import SplitInputs
-from monai_saliency.networks.outputs import rows
 from monai_saliency.networks.runtime import plain_network, runtime_settings
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import instance
@@ -51,32 +49,19 @@ class GradientInferer(WholeMethodInferer):
         super().__init__(method, target, *args, meaning=method.meaning, **settings)
 
     def explain_case(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
-        size = min(self.mask_batch_size, len(self.method))
         # Where the caller infers, nothing could be differentiated.
         with torch.inference_mode(False), torch.no_grad():
-            try:
-                _Run(self, forward, states, split, index, size).explain()
-                return
-            except RowsDepend as error:
-                found = str(error)
-            say_once(forward.network, "images go through the network one at a time, which takes longer", found)
-            _Run(self, forward, states, split, index, 1).explain()
+            _Run(self, forward, states, split, index).explain()
 
 
 class _Run(OneCase):
-    """One case, explained by a white-box method."""
+    """One case, explained by a white-box method: one image at a time, so that no row depends on another."""
 
     def __init__(
-        self,
-        inferer: GradientInferer,
-        forward: Forward,
-        states: Sequence[CaseState],
-        split: SplitInputs,
-        index: int,
-        size: int,
+        self, inferer: GradientInferer, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int
     ) -> None:
         super().__init__(forward, states, split, index)
-        self.method, self.target, self.size, self.is_checked = inferer.method, inferer.target, size, False
+        self.method, self.target = inferer.method, inferer.target
         # Its layers are watched by their own names, uncompiled.
         self.calls = NetworkCalls(
             self.method, plain_network(forward.network), type(inferer.inferer) is not SimpleInferer
@@ -104,58 +89,34 @@ class _Run(OneCase):
 
     def mean(self, image: torch.Tensor, fill: torch.Tensor, bound: BoundTarget) -> tuple[torch.Tensor, torch.Tensor]:
         """The weighted mean of what is read at each image, ``(K, C, *spatial)``, and the scores ``(N, K)``."""
-        count, found = len(self.method), []
         weights = self.method.weights().to(image.device, accumulation_dtype(image.device))
-        sums = weights.new_zeros(len(bound.labels), *image.shape)
-        for start in range(0, count, self.size):
-            indices = list(range(start, min(start + self.size, count)))
-            # Batches of one size; what stands behind the last image counts nothing.
-            images = self.method.images(image, fill, indices + [indices[-1]] * (self.size - len(indices)))
-            shares = weights[indices].reshape(-1, *[1] * image.ndim)
-            found.append(self.batch(images, bound, shares, sums)[: len(indices)])
-        return sums, torch.cat(found)
+        sums, scores = weights.new_zeros(len(bound.labels), *image.shape), []
+        for number, weight in enumerate(weights):
+            leaf = self.method.images(image, fill, [number]).detach().clone().requires_grad_()
+            scores.append(self.add(weight, leaf, bound, sums))
+        return sums, torch.cat(scores)
 
-    def batch(self, images: torch.Tensor, bound: BoundTarget, shares: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-        """Differentiate the scores of some images."""
-        count = len(images)
+    def add(self, weight: torch.Tensor, leaf: torch.Tensor, bound: BoundTarget, sums: torch.Tensor) -> torch.Tensor:
+        """Add what is read of each score of an image to the sums; the scores ``(1, K)``."""
         try:
             with torch.enable_grad(), stage("derivative"):
-                leaf = images.detach().clone().requires_grad_()
-                scores = bound(rows(self.run(leaf, self.tracing), 0, count, count))
-                each = []
+                scores = bound(self.run(leaf, self.tracing))
                 for k in range(scores.shape[1]):
-                    found = self.derivative(scores[:, k].sum(), leaf, k + 1 < scores.shape[1])
-                    sums[k] += (shares * found[: len(shares)]).sum(dim=0)
-                    each.append(found)
+                    sums[k] += weight * self.derivative(scores[0, k], leaf, k + 1 < scores.shape[1])[0].to(sums)
         except (Cancelled, CaseError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, NotImplementedError, TypeError) as error:
             raise self.refused(f"it fails under autograd ({type(error).__name__}: {error})") from error
-        if count > 1 and not self.is_checked:
-            self.is_checked = True
-            self.check_rows(leaf, scores.detach(), bound, each[-1])
         return scores.detach()
 
-    def derivative(self, score: torch.Tensor, images: torch.Tensor, keep: bool) -> torch.Tensor:
-        """What is read of a sum of scores."""
+    def derivative(self, score: torch.Tensor, image: torch.Tensor, keep: bool) -> torch.Tensor:
+        """What is read of a score."""
         found = None
         if score.requires_grad:
-            (found,) = torch.autograd.grad(score, images, retain_graph=keep, allow_unused=True)
+            (found,) = torch.autograd.grad(score, image, retain_graph=keep, allow_unused=True)
         if found is None:
             self.calls.broken = self.calls.broken or "autograd sees no way from the score back to the image"
-        return torch.zeros_like(images) if found is None else found
-
-    def check_rows(self, images: torch.Tensor, scores: torch.Tensor, bound: BoundTarget, last: torch.Tensor) -> None:
-        """Compare the image of a batch that scores most unlike the others with itself alone: score and derivative."""
-        row = most_unlike(scores)
-        with torch.enable_grad():
-            leaf = images.detach()[row : row + 1].clone().requires_grad_()
-            alone = bound(self.run(leaf, self.tracing))
-            found = self.derivative(alone[:, -1].sum(), leaf, False)[0]
-        alone, here = alone.detach()[0], scores[row]
-        if not self.same(here, alone) or not self.same(found, last[row], least=0.0, times=10):
-            words = f"an image scores {here.tolist()} in a batch of {len(images)} and {alone.tolist()} alone"
-            raise RowsDepend(self.name, f"{words}, or has another derivative")
+        return torch.zeros_like(image) if found is None else found
 
     def refused(self, why: str) -> CaseError:
         """The error of a case whose score has no derivative."""

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from monai.data.utils import compute_importance_map
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
-from monai.utils import PytorchPadMode, look_up_option
 
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward
@@ -30,17 +29,7 @@ from monai_saliency.inferers.nnunet import NNUNetInferer
 from monai_saliency.inferers.patch_case import PatchCase, cancels
 from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
 from monai_saliency.inferers.rounds import Plan, Rows, Scoring
-from monai_saliency.inferers.row_check import (
-    RowsDepend,
-    Seen,
-    difference,
-    predicted,
-    refuse_changed,
-    run_alone,
-    say_once,
-    tolerance_of,
-    unlike,
-)
+from monai_saliency.inferers.row_check import RowCheck, RowsDepend, run_alone, say_once
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.networks.inputs import TensorInput
 from monai_saliency.networks.outputs import read
@@ -59,7 +48,8 @@ def remember(forward: Forward, states: Sequence[CaseState], limits: PatchMemory)
     """Begin to explain by remembered patches: run the unperturbed images and bind their targets."""
     try:
         for state in states:
-            _check_exact(forward, state.masks, state.case.image)
+            if reason := next(_problems(forward, state.masks, state.case.image), None):
+                raise _NotExact(reason)
         return RememberedPatches(forward, states, limits)
     except _NotExact as error:
         say_once(forward.network, "no patches are remembered, every mask runs whole images", str(error))
@@ -72,52 +62,38 @@ class _NotExact(ValueError):
     """Remembered patches might not give the scores of whole images."""
 
 
-def _check_exact(forward: Forward, masks: BoundMasks, image: torch.Tensor) -> None:
-    inferer, kind = forward.inferer, type(forward.inferer)
-    if not isinstance(inferer, SlidingWindowInferer):
-        raise _NotExact(f"{kind.__name__} is not a SlidingWindowInferer (if it only calls one, give that one)")
-    _check_inferer(inferer, image)
-    _check_call(forward, inferer.sw_batch_size)
+def _problems(forward: Forward, masks: BoundMasks, image: torch.Tensor) -> Iterator[str]:
+    """Why remembered patches might not give the scores of whole images, as far as is known before anything is run."""
+    inferer: Any = forward.inferer
+    kind = type(inferer)
+    if kind.__call__ not in _EXACT_CALLS:
+        yield f"{kind.__name__} runs the network in a way of its own (if it calls a SlidingWindowInferer, give that)"
+        return
+    adapts = isinstance(inferer, SlidingWindowInfererAdapt) and image.is_cuda and inferer.cpu_thresh is not None
+    if inferer.buffer_steps or (adapts and math.prod(image.shape[1:]) > inferer.cpu_thresh):
+        yield "the inferer stitches through buffers (`buffer_steps`)"
+    if inferer.with_coord:
+        yield "the network reads where a patch lies (`with_coord`)"
+    if type(forward.inputs) is not TensorInput:
+        yield f"the network takes several inputs ({type(forward.inputs).__name__})"
+    if callable(forward.output):
+        yield "the target reads a function of the network's output"
+    if known := {"device", "buffer_steps", "buffer_dim", "condition"} & set(forward.kwargs):
+        yield f"the inferer is called with {sorted(known)}"
+    rows = [leaf.shape[0] for leaf in tree_leaves((forward.args, forward.kwargs)) if getattr(leaf, "ndim", 0)]
+    # One row, or more rows than a batch has patches, cannot be one for each patch.
+    if any(1 < count <= inferer.sw_batch_size for count in rows):
+        yield "an argument of the network is an array, which may hold something for each patch of a batch"
     if image.dtype not in (torch.float32, torch.float64):
-        raise _NotExact(f"images of {image.dtype} are blended too coarsely")
-    try:
-        grid = PatchGrid(inferer, image.shape[1:])
-    except ValueError as error:
-        raise _NotExact(str(error)) from error
-    weights = inferer.roi_weight_map
+        yield f"images of {image.dtype} are blended too coarsely"
+    grid, weights = PatchGrid(inferer, image.shape[1:]), inferer.roi_weight_map
     if weights is not None and weights.shape not in (grid.roi_size, (1, 1, *grid.roi_size)):
-        raise _NotExact(f"`roi_weight_map` has shape {tuple(weights.shape)}, patches have {grid.roi_size}")
+        yield f"`roi_weight_map` has shape {tuple(weights.shape)}, patches have {grid.roi_size}"
     if masks.restrict(masks.first_round()[:1], grid.boxes[0]) is None:
-        raise _NotExact(
+        yield (
             f"{masks.key[0].removeprefix('_Bound')} do not tell what they hide inside a patch (masks such as RISE's "
             "change every patch); windows and regions do"
         )
-
-
-def _check_inferer(inferer: SlidingWindowInferer, image: torch.Tensor) -> None:
-    kind = type(inferer)
-    if kind.__call__ not in _EXACT_CALLS or (
-        isinstance(inferer, SliceInferer) and kind.network_wrapper is not SliceInferer.network_wrapper
-    ):
-        raise _NotExact(f"{kind.__name__} runs the network in a way of its own")
-    adapts = isinstance(inferer, SlidingWindowInfererAdapt) and image.is_cuda and inferer.cpu_thresh is not None
-    if inferer.buffer_steps or (adapts and math.prod(image.shape[1:]) > inferer.cpu_thresh):
-        raise _NotExact("the inferer stitches through buffers (`buffer_steps`)")
-    if inferer.with_coord:
-        raise _NotExact("the network reads where a patch lies (`with_coord`)")
-
-
-def _check_call(forward: Forward, sw_batch_size: int) -> None:
-    if type(forward.inputs) is not TensorInput:
-        raise _NotExact(f"the network takes several inputs ({type(forward.inputs).__name__})")
-    if callable(forward.output) or isinstance(forward.output, (list, tuple)):
-        raise _NotExact(f"the target reads {forward.output} of the network's output")
-    if known := {"device", "buffer_steps", "buffer_dim", "condition"} & set(forward.kwargs):
-        raise _NotExact(f"the inferer is called with {sorted(known)}")
-    rows = [leaf.shape[0] for leaf in tree_leaves((forward.args, forward.kwargs)) if getattr(leaf, "ndim", 0)]
-    # One row, or more rows than a batch has patches, cannot be one for each patch.
-    if any(1 < count <= sw_batch_size for count in rows):
-        raise _NotExact("an argument of the network is an array, which may hold something for each patch of a batch")
 
 
 class RememberedPatches(Scoring):
@@ -127,9 +103,8 @@ class RememberedPatches(Scoring):
         inferer: Any = forward.inferer
         image = states[0].case.image
         self.forward, self.states = forward, states
-        self.tolerance = tolerance_of(forward, image)
         self.grid = PatchGrid(inferer, image.shape[1:])
-        self.padding = {"mode": look_up_option(inferer.padding_mode, PytorchPadMode).value, "value": inferer.cval}
+        self.padding = {"mode": str(inferer.padding_mode), "value": inferer.cval}
         self.network_device = torch.device(inferer.sw_device or image.device)
         self.device = _stitching_device(inferer, image)
         weights = inferer.roi_weight_map
@@ -138,16 +113,20 @@ class RememberedPatches(Scoring):
                 self.grid.roi_size, inferer.mode, inferer.sigma_scale, self.network_device, image.dtype
             )
         self.weights = weights.to(self.network_device, image.dtype).reshape(self.grid.roi_size)
+        self.weight_sum = torch.zeros(image.shape[1:], dtype=image.dtype, device=self.device)
+        for box in self.grid.boxes:
+            self.weight_sum[box] += self.weights[self.grid.crop].to(self.device)
         self.num_patches = len(self.grid.boxes)
         self.batch_size = min(int(inferer.sw_batch_size), self.num_patches * len(states))
         self.batch = image.new_zeros(self.batch_size, len(image), *self.grid.roi_size)
-        self.done = 0
+        self.check = RowCheck(forward, states, f"in patch batches of {self.batch_size}")
+        # Of each case an unperturbed patch and a perturbed one are compared with the same alone.
+        self._unchecked = {(case, is_perturbed) for case in range(len(states)) for is_perturbed in (False, True)}
+        self._first: tuple[Sequence[int], torch.Tensor] | None = None  # a patch, and what it gave at first
         self._advance: Callable[[int], None] = lambda count: None
-        self._seen: Seen | None = None  # what a patch of the first image gave at first
-        self._checked: set[tuple[int, bool]] = set()  # cases of which an unperturbed or a perturbed patch was checked
         # Rows of slots: a case, a row of its state (0 for the unperturbed image), and a patch.
         self.slots = np.array([(case, 0, patch) for case in range(len(states)) for patch in range(self.num_patches)])
-        self.num_unperturbed = len(self.slots)
+        self.num_unperturbed = self.done = len(self.slots)
         self.uses = np.zeros(self.num_unperturbed, dtype=int)  # how often masks still need the output of a slot
         self.memory = OutputMemory(self.device, limits)
         self.cases = self._start(OutputMemory(self.device, limits))
@@ -178,11 +157,42 @@ class RememberedPatches(Scoring):
         for index, start, stop in todo:
             scores = [self.cases[index].score(row, self._take) for row in range(start, stop)]
             self.states[index].add(start, stop, torch.stack(scores))
-        if todo and self._seen is not None:
-            now = self._alone(self.grid.middle // self.batch_size * self.batch_size)
-            if gap := difference(self._seen, now, self.tolerance):
-                what = "a patch of the unperturbed image gives something else after other patches than before them"
-                refuse_changed(self.states, f"{what} ({gap})")
+        for index in {index for index, *_ in todo}:
+            self.check.check(index)
+        if todo and self._first is not None and not self.check.same(self._first[1], self._alone(self._first[0])):
+            what = "a patch of the unperturbed image gives something else after other patches than before them"
+            self.check.refuse_changed(self._first[0][0], what)
+
+    def _check(self, entries: Sequence[Sequence[int]], output: torch.Tensor) -> None:
+        """Compare with the same alone: the first patch in the batch that holds an image's middle, where its content is,
+        and the patch that changed most in a case's first perturbed batch.
+        """
+        found: dict[tuple[int, bool], tuple[float, int]] = {}
+        for place, (case, row, patch) in enumerate(entries):
+            key = case, row > 0
+            if key in self._unchecked and (row or patch == self.grid.middle):
+                unperturbed = self.states[case].case.image[everywhere(self.grid.boxes[patch])]
+                gap = float((self.batch[place][everywhere(self.grid.crop)] - unperturbed).abs().sum())
+                found[key] = max(found.get(key, (-1.0, 0)), (gap, place if row else 0))
+        self._unchecked -= found.keys()
+        # All are copied first: the next forward may overwrite them.
+        copied = [(entries[place], output[place : place + 1].clone()) for _, place in found.values()]
+        for entry, here in copied:
+            self._first = self._first or (entry, here)
+            if self.batch_size > 1 and not self.check.same(here, alone := self._alone(entry)):
+                what = "a perturbed patch" if entry[1] else "a patch of the unperturbed image"
+                both = f"mean {float(here.mean()):.6g} {self.check.words} and {float(alone.mean()):.6g} alone"
+                raise RowsDepend(self.states[entry[0]].case.name, f"{what} gives an output with {both}")
+
+    def _alone(self, entry: Sequence[int]) -> torch.Tensor:
+        """What a patch gives alone."""
+        patch = self.batch.new_zeros(1, *self.batch.shape[1:])
+        self._perturb([entry], patch)
+
+        def run(batch: torch.Tensor, words: str) -> torch.Tensor:
+            return self._run(batch)[:1].clone()
+
+        return cast(torch.Tensor, run_alone(self.forward.network, patch, self.batch_size, run))
 
     def _take(self, slot: int) -> torch.Tensor:
         """The output of a slot, computed with the rest of its batch if it is not remembered."""
@@ -208,35 +218,17 @@ class RememberedPatches(Scoring):
 
     def _start(self, whole: OutputMemory) -> list[PatchCase]:
         """Run the unperturbed images, remember their patches, and bind the targets."""
-        image = self.states[0].case.image
-        shape = image.shape[1:]
-        sums: list[torch.Tensor] = []
-        for number in range(-(-len(self.slots) // self.batch_size)):
-            outputs = self._forward(number)
-            if not sums:
-                channels = outputs.shape[1]
-                sums = [torch.zeros(channels, *shape, dtype=image.dtype, device=self.device) for _ in self.states]
-            for output, slot in zip(outputs, self._slots_of(number), strict=True):
-                case, _, patch = self.slots[slot]
-                sums[case][everywhere(self.grid.boxes[patch])] += output.to(self.device)
-                whole.put(slot, output.clone())
-        weights = self.weights[self.grid.crop].to(self.device)
-        weight_sum = torch.zeros(shape, dtype=image.dtype, device=self.device)
-        for box in self.grid.boxes:
-            weight_sum[box] += weights
-        if not all(bool(torch.isfinite(each).all()) for each in sums):
-            # A difference of infinities says nothing.
-            raise _NotExact("the network's output of the unperturbed image is not finite everywhere")
         cases = []
-        for index, state in enumerate(self.states):
-            output = sums.pop(0)
-            volume = (output / weight_sum)[None]
+        for index, sums in enumerate(self._sums(whole)):
+            state, volume = self.states[index], (sums / self.weight_sum)[None]
+            if not bool(torch.isfinite(volume).all()):  # a difference of infinities says nothing
+                raise _NotExact("the network's output of the unperturbed image is not finite everywhere")
             if cancels(volume):
                 raise _NotExact("the network masks voxels by values so large that others are lost in their rounding")
             state.bind(volume)
-            self._check_volume(state, volume)
             state.per_prediction = self.num_patches
-            cases.append(PatchCase(state, output, weight_sum, volume, self.grid, index * self.num_patches))
+            state.forwards_here += self.num_patches
+            cases.append(PatchCase(state, sums, self.weight_sum, volume, self.grid, index * self.num_patches))
         for slot in whole:
             case, patch = divmod(slot, self.num_patches)
             output = whole.pop(slot)
@@ -244,45 +236,20 @@ class RememberedPatches(Scoring):
                 self.memory.put(slot, cases[case].trim(patch, output))
         return cases
 
-    def _check_volume(self, state: CaseState, volume: torch.Tensor) -> None:
-        """Compare a stitched output with what an evaluator predicted."""
-        here = Seen.of(volume, f"in patch batches of {self.batch_size}", state.target)
-        other = predicted(state, self.forward.output, here, state.target)
-        state.forget_prediction()
-        if other is not None and (both := unlike(state, here, other, self.tolerance, times=100)):
-            raise RowsDepend(state.case.name, f"the unperturbed image gives {both}")
-
-    def _check(self, slots: Sequence[int], output: torch.Tensor) -> None:
-        """Compare two patches of each case with the same alone: the first in the batch that holds the unperturbed
-        middle, where the image's content is, and the one that changed most in the case's first perturbed batch.
-        """
-        found: dict[tuple[int, bool], tuple[float, int]] = {}
-        for place, slot in enumerate(slots):
-            case, row, patch = self.slots[slot].tolist()
-            key = case, row > 0
-            if key not in self._checked and (row or patch == self.grid.middle):
-                unperturbed = self.states[case].case.image[everywhere(self.grid.boxes[patch])]
-                gap = self.batch[place][everywhere(self.grid.crop)] - unperturbed
-                found[key] = max(found.get(key, (-1.0, 0)), (float(gap.abs().sum()), place if row else 0))
-        self._checked |= found.keys()
-        # All are copied first: the next forward may overwrite them.
-        words = f"in a batch of {self.batch_size} patches"
-        seen = {place: Seen.of(output[place : place + 1], words) for _, place in found.values()}
-        if (0, False) in found:
-            self._seen = seen[found[0, False][1]]
-        for place, here in seen.items() if self.batch_size > 1 else ():
-            case, row, _ = self.slots[slots[place]].tolist()
-            alone = self._alone(slots[place])
-            if gap := difference(alone, here, self.tolerance, self._seen):
-                what = "a perturbed patch" if row else "a patch of the unperturbed image"
-                both = f"{here.figures()} and {alone.figures()} ({gap})"
-                raise RowsDepend(self.states[case].case.name, f"{what} gives {both}")
-
-    def _alone(self, slot: int) -> Seen:
-        """What a patch gives alone."""
-        patch = self.batch.new_zeros(1, *self.batch.shape[1:])
-        self._perturb([slot], patch)
-        return Seen.of(*run_alone(self.forward.network, patch, self.batch_size, self._run))
+    def _sums(self, keep: OutputMemory) -> Iterator[torch.Tensor]:
+        """The weighted sums ``(C, *spatial)`` of all patches of each unperturbed image; their outputs are kept."""
+        entries = self.slots.tolist()
+        sums: torch.Tensor | None = None
+        for first in range(0, len(entries), self.batch_size):
+            some = entries[first : first + self.batch_size]
+            for slot, ((_, _, patch), output) in enumerate(zip(some, self._forward(some), strict=True), first):
+                if sums is None:
+                    sums = self.weight_sum.new_zeros(len(output), *self.weight_sum.shape)
+                sums[everywhere(self.grid.boxes[patch])] += output.to(self.device)
+                keep.put(slot, output.clone())
+                if patch + 1 == self.num_patches:
+                    yield sums
+                    sums = None
 
     def _run(self, patches: torch.Tensor) -> torch.Tensor:
         """The part of the network's output of patches that is explained, one tensor ``(n, C, *roi_size)``."""
@@ -315,33 +282,33 @@ class RememberedPatches(Scoring):
 
     def _run_batch(self, number: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Run a batch; its slots, each with what the target needs of the output."""
-        outputs = self._forward(number)
-        for slot, output in zip(self._slots_of(number), outputs, strict=True):
-            case, _, patch = self.slots[slot].tolist()
+        slots = self._slots_of(number)
+        entries = self.slots[slots].tolist()
+        outputs = self._forward(entries)
+        self.done += len(slots)
+        self._advance(len(slots))
+        for slot, (case, _, patch), output in zip(slots, entries, outputs, strict=True):
+            self.states[case].forwards_here += 1
             if patch in self.cases[case].trims:
                 yield slot, self.cases[case].trim(patch, output)
 
-    def _forward(self, number: int) -> torch.Tensor:
-        """Run a batch; the weighted outputs ``(n, C, *box)`` of its slots."""
-        slots = self._slots_of(number)
+    def _forward(self, entries: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Run patches (case, row, patch) as one batch; their weighted outputs ``(n, C, *box)``."""
+        count = len(entries)
         with stage("perturb"):
             # Rows that are left over repeat the first one, so that a batch is the same whenever it is run.
-            self._perturb(slots + slots[:1] * (self.batch_size - len(slots)), self.batch)
+            self._perturb([*entries, *[entries[0]] * (self.batch_size - count)], self.batch)
         with stage("forward"):
             output = self._run(self.batch)
-        for slot in slots:
-            self.states[self.slots[slot, 0]].forwards_here += 1
-        self.done += len(slots)
-        self._advance(len(slots))
-        # Weighted in the output's own precision, as MONAI does it; before the next forward may overwrite it.
-        weighted = (output[: len(slots)] * self.weights).to(output.dtype)[everywhere(everywhere(self.grid.crop))]
-        self._check(slots, output)
+        # Weighted in the output's own precision, as MONAI does it.
+        weighted = (output[:count] * self.weights).to(output.dtype)[everywhere(everywhere(self.grid.crop))]
+        self._check(entries, output)
         return weighted
 
-    def _perturb(self, slots: Sequence[int], out: torch.Tensor) -> None:
-        """Write the patches of some slots ``(n, C, *roi_size)``."""
+    def _perturb(self, entries: Sequence[Sequence[int]], out: torch.Tensor) -> None:
+        """Write patches ``(n, C, *roi_size)``."""
         parts = out[everywhere(everywhere(self.grid.crop))]
-        for part, (case, row, patch) in zip(parts.split(1), self.slots[list(slots)].tolist(), strict=True):
+        for part, (case, row, patch) in zip(parts.split(1), entries, strict=True):
             self.states[case].perturb(row, row + 1, part, self.grid.boxes[patch])
         if any(self.grid.pad):
             out[:] = F.pad(parts, self.grid.pad, **self.padding)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Cancelled, Forward, has_no_mode
 from monai_saliency.inferers.rounds import Plan, Rows, Scoring
-from monai_saliency.inferers.row_check import RowCheck, RowsDepend
+from monai_saliency.inferers.row_check import RowCheck, RowsDepend, Seen, run_alone
 from monai_saliency.networks.inputs import SplitInputs
+from monai_saliency.networks.outputs import rows
 from monai_saliency.utils.timing import stage
 
 __all__ = ["WholeImages"]
@@ -21,7 +24,7 @@ class WholeImages(Scoring):
 
     def __init__(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, batch_size: int) -> None:
         self.forward, self.states, self.split = forward, states, split
-        self.check = RowCheck(forward, states, split, batch_size)
+        self.check = RowCheck(forward, states, f"in a batch of {batch_size}" if batch_size > 1 else "", self._alone)
         self._ran: int | None = None  # the last case of which a batch was run behind its first one
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, and nothing reads their outputs.
@@ -48,7 +51,9 @@ class WholeImages(Scoring):
             output = self._forward(batch)
         with stage("read scores"):
             self._read(batch, output)
-        self.check.check(batch, output)
+        for index, start, stop in batch:
+            if start == 0:
+                self.check.check(index, stop)
 
     def _perturb(self, batch: Sequence[Rows]) -> None:
         offset = 0
@@ -78,3 +83,15 @@ class WholeImages(Scoring):
             state.forwards_here += stop - start
             offset += stop - start
             self._ran = index if start > 0 else self._ran
+
+    def _alone(self, index: int, row: int) -> Seen:
+        """What a row gives alone."""
+        state = self.states[index]
+        image = torch.cat([state.case.image, state.held])[None]
+        state.perturb(row, row + 1, out=image)
+
+        def run(batch: torch.Tensor, words: str) -> Seen:
+            output = self.forward.images(batch, self.split, [(index, len(batch))], state.case.name)
+            return Seen.of(rows(output, 0, 1, len(batch)), state.target, words)
+
+        return cast(Seen, run_alone(self.forward.network, image, len(self.batch), run))

@@ -23,7 +23,7 @@ from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
 
-__all__ = ["OneCase", "WholeMethodInferer", "most_unlike"]
+__all__ = ["OneCase", "WholeMethodInferer"]
 
 
 class WholeMethodInferer(PerturbationInferer):
@@ -98,7 +98,7 @@ class OneCase:
     def __init__(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
         self.forward, self.split, self.index, self.state = forward, split, index, states[index]
         self.name = self.state.case.name
-        self.rows = RowCheck(forward, states, split, 1)
+        self.rows = RowCheck(forward, states)
 
     def run(self, batch: torch.Tensor, forward: Forward | None = None) -> Any:
         """The part of the network's output of images ``(n, C, *spatial)`` that is explained."""
@@ -106,10 +106,10 @@ class OneCase:
         counts = [(self.index, len(batch))]
         return (forward or self.forward).images(torch.cat([batch, held], dim=1), self.split, counts, self.name)
 
-    def same(self, one: torch.Tensor, other: torch.Tensor, least: float = 1e-6, times: float = 1) -> bool:
-        """Whether two tensors are equal up to rounding."""
-        tolerance = times * self.rows.tolerance(one.dtype)
-        return torch.allclose(one, other, rtol=0, atol=tolerance * max(least, float(one.abs().max())))
+    def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Whether scores are equal up to rounding."""
+        size = max(1e-6, float(one.abs().max()))
+        return torch.allclose(one, other, rtol=0, atol=self.rows.tolerance(one.dtype) * size)
 
     def finish(self, output: Any, maps: torch.Tensor, scores: torch.Tensor) -> None:
         """Put the maps of a method into the case's state, made of changed images that have these scores."""
@@ -120,11 +120,6 @@ class OneCase:
         self.state.bind(output)
         self.state.add(1, len(scores) + 1, scores.to(self.state.state.scores))
         self.state.begin_round()
-
-
-def most_unlike(scores: torch.Tensor) -> int:
-    """The row of scores ``(n, K)`` that differs most from the others."""
-    return int((scores - scores.mean(dim=0)).abs().sum(dim=1).argmax())
 
 
 class _MethodMasks(Masks):

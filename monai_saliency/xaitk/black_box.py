@@ -19,7 +19,7 @@ from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.inferers.whole_method import OneCase, WholeMethodInferer, most_unlike
+from monai_saliency.inferers.whole_method import OneCase, WholeMethodInferer
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import instance
@@ -121,7 +121,7 @@ class _Run(OneCase):
 
     def check_alone(self, batch: torch.Tensor, scores: torch.Tensor, bound: BoundTarget) -> None:
         """Refuse a network whose rows depend on each other: compare one row of the first batch with its image alone."""
-        row = most_unlike(scores)
+        row = int((scores - scores.mean(dim=0)).abs().sum(dim=1).argmax())
         alone = bound(self.run(batch[row : row + 1]))[0]
         if not self.same(scores[row], alone):
             raise CaseError(

@@ -43,7 +43,7 @@ def explain(explainer: CaseExplainer, images: torch.Tensor, cases: Sequence[Case
     found: list[Explained] = []
 
     def write(explained: Explained) -> None:
-        explainer.written(explained.explanation.name)
+        explainer.explained.append(explained.explanation.name)
         found.append(explained)
 
     explainer.explain(images, cases, write, **more)
@@ -58,7 +58,7 @@ def test_a_case_that_shares_its_batch_with_a_broken_one(tmp_path: Path) -> None:
         explainer = CaseExplainer(
             windows(mask_batch_size=4), Picky(), ScoreStore(tmp_path / "scores"), failures=failures
         )
-        explainer.assign(Assignment(Part(index, 2)))
+        explainer.assignment = Assignment(Part(index, 2))
         done += [(each.index, each.count) for each in explain(explainer, IMAGES, CASES)]
         assert explainer.explained == ["ct_1"] * index
         assert explainer.waiting == ["ct_1"] * (1 - index)
@@ -101,7 +101,7 @@ def test_a_claim_is_held_until_the_case_is_written(tmp_path: Path) -> None:
 
 def test_parts_need_a_store_that_keeps_them(tmp_path: Path) -> None:
     explainer = CaseExplainer(windows(), lambda x: x.mean((2, 3, 4)), ScoreStore(tmp_path))
-    explainer.assign(Assignment(Part(0, 2)))
+    explainer.assignment = Assignment(Part(0, 2))
     with (
         pytest.warns(UserWarning, match="the network is not a module: give it a network_id"),
         pytest.raises(ValueError, match="part 1 of 2 of ct_1, ct_2 is to be done here, but its scores cannot be kept"),
@@ -172,11 +172,11 @@ def test_what_a_run_is_assigned(tmp_path: Path) -> None:
     """Masks are shared and the bar is hidden for that run alone; the scores have the same key."""
     explainer = CaseExplainer(windows(progress=True), Picky(), ScoreStore(tmp_path))
     sharing = Shared()
-    explainer.assign(Assignment(sharing=sharing, quiet=True))
+    explainer.assignment = Assignment(sharing=sharing, quiet=True)
     explain(explainer, IMAGES[:1], CASES[:1])
-    explainer.assign(Assignment(sharing=sharing))
+    explainer.assignment = Assignment(sharing=sharing)
     explain(explainer, IMAGES[:1], CASES[:1])
-    explainer.assign(Assignment())
+    explainer.assignment = Assignment()
     (found,) = explain(explainer, IMAGES[:1], CASES[:1])
     assert sharing.asked == [(False, Part()), (True, Part())]
     assert found.explanation.num_forwards == 1

@@ -62,8 +62,6 @@ def test_parts_merge_to_the_map_of_the_whole(image: torch.Tensor, count: int, in
     (whole,) = inferer(inner).explain(image, Network())
     parts = [inferer(inner).score(image, Network(), part=Part(k, count)) for k in reversed(range(count))]
     assert all(run.complete for (run,) in parts) == (count == 1)
-    for (run,) in parts:
-        run.forget_images()
     (explanation,) = merged(parts)
     assert torch.equal(explanation.scores, whole.scores)
     assert torch.equal(explanation.saliency, whole.saliency)

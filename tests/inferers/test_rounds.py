@@ -145,7 +145,7 @@ def test_parts_meet_in_the_store(tmp_path: Path) -> None:
 
 def test_parts_without_a_store_end_with_the_first_round() -> None:
     parts = [explain(1).score(images(), Spots(), part=Part(number, 2)) for number in range(2)]
-    with pytest.raises(CaseError, match=r"4 of 8 masks have scores.*Its masks come in rounds"):
+    with pytest.raises(CaseError, match=r"4 of 8 masks have scores.*Later rounds of masks need"):
         merged(parts)
 
 
