@@ -21,10 +21,10 @@ from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.boxes import Box, everywhere
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import score_precision
-from monai_saliency.utils.tensors import finite_between
+from monai_saliency.utils.tensors import finite_between, plain
 from monai_saliency.utils.timing import stage
 
-__all__ = ["CaseState"]
+__all__ = ["CaseState", "sampled"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class CaseState:
         self.one_by_one = False
         self.made_by: Mapping[str, str | None] = {}
         self.rounding = 0.0
-        self.form: list[torch.Size] = []  # of the network's output of the unperturbed image
+        self.values: Sequence[torch.Tensor] = ()  # some of the network's output of the unperturbed image
         self.forwards_here = 0
         self.forwards_elsewhere = 0
         self.per_prediction = 1
@@ -119,16 +119,15 @@ class CaseState:
         """Bind the target to the network's output of the unperturbed image, and take the scores that are stored."""
         self.target = self.bound_to(reference)
         self.state = self._estimator.start(self.masks, self.target(reference)[0].clone())
-        leaves = [each for each in tree_leaves(reference) if isinstance(each, torch.Tensor)]
-        self.form = [each.shape for each in leaves]
-        self.rounding = max(self.rounding, score_precision(None, *(each.dtype for each in leaves)))
+        self.values = sampled(reference)
+        self.rounding = max(self.rounding, score_precision(None, *(each.dtype for each in self.values)))
         if self.stored is not None:
             self.stored.resume(self.state.reference_scores, repr(self.masks.key), self.target.vouch)
             self.take_stored()
 
     def forget_prediction(self) -> None:
-        """Drop what an evaluator predicted, once it is compared."""
-        self.case = replace(self.case, prediction=None)
+        """Drop what an evaluator predicted, and what is compared with it."""
+        self.case, self.values = replace(self.case, prediction=None), ()
 
     def read(self, start: int, stop: int, output: Any, offset: int, count: int) -> None:
         """Score rows [start, stop), which stand at ``offset`` in the network's output of ``count`` images."""
@@ -242,3 +241,12 @@ class CaseState:
                 stopped=stopped,
             )
             return of_members(explanation, self.rounding)
+
+
+def sampled(output: Any) -> list[torch.Tensor]:
+    """At most 2^20 values of each tensor of an output, as copies; none of a list of boxes, whose order may vary."""
+    if isinstance(output, (list, tuple)) and any(isinstance(each, Mapping) for each in output):
+        return []
+    leaves = [each for each in tree_leaves(output) if isinstance(each, torch.Tensor)]
+    # Of an even step all may come from some columns.
+    return [plain(each).detach().flatten()[:: max(1, each.numel() // 2**20) | 1].clone() for each in leaves]

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from monai_saliency.errors import CaseError
-from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.case_state import CaseState, sampled
 from monai_saliency.inferers.forward import Cancelled, Forward, known_of
 from monai_saliency.networks.outputs import check_rows, read
 from monai_saliency.targets.base import BoundTarget, label_name
-from monai_saliency.utils.monai_private import holds_compiled, tree_leaves
+from monai_saliency.utils.monai_private import holds_compiled
 from monai_saliency.utils.precision import rounding_of
 
 __all__ = ["RowCheck", "RowsDepend", "Seen", "run_alone", "say_once"]
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 #: share of what perturbing changes in a score that does not show in a map
 _SHOWN = 0.02
+#: share of an output's values that may differ
+_FEW = 1e-3
 _NOT_PREDICTED = (
     "what is explained is not what was predicted: {}. The evaluator's other images of the batch may change its "
     "prediction (let it predict one image at a time), or it predicts with another inferer, network or precision"
@@ -39,22 +41,16 @@ class RowsDepend(CaseError):
 
 
 class Seen(NamedTuple):
-    """What an image scores ``(K,)``, how it was run, and the network's output: its largest magnitude (at most 1), and
-    the shapes of its tensors.
-    """
+    """What an image scores ``(K,)``, how it was run, and values of the network's output where these are compared."""
 
     scores: torch.Tensor
     words: str
-    largest: float = 0.0
-    form: Sequence[torch.Size] = ()
+    values: Sequence[torch.Tensor] = ()
 
     @staticmethod
     def of(output: Any, target: BoundTarget, words: str) -> Seen:
         """Read an output ``(1, ...)``."""
-        leaves = [each for each in tree_leaves(output) if isinstance(each, torch.Tensor)]
-        sizes = [float(each.abs().nan_to_num(0, 0, 0).max()) for each in leaves if each.numel()]
-        largest = min(1.0, max(sizes, default=0.0))
-        return Seen(target(output)[0].detach().clone(), words, largest, [each.shape for each in leaves])
+        return Seen(target(output)[0].detach().clone(), words, sampled(output))
 
     def figures(self, target: BoundTarget) -> str:
         """The scores in words."""
@@ -98,13 +94,13 @@ class RowCheck:
     def check_unperturbed(self, index: int, output: Any, target: BoundTarget) -> None:
         """Compare the output ``(1, ...)`` of an unperturbed image that went through alone with what was predicted."""
         here, state = Seen.of(output, target, "explained alone"), self.states[index]
-        other = self._predicted(state, target, here.form)
+        other = self._predicted(state, target, here.values)
         if other is not None and self._differ(here, other, target, here.scores.new_zeros(())):
             self._refuse(index, f"the unperturbed image gives {here.figures(target)} and {other.figures(target)}", True)
 
     def _compare(self, index: int, row: int) -> None:
         state = self.states[index]
-        prediction = self._predicted(state, state.target, state.form) if row == 0 else None
+        prediction = self._predicted(state, state.target, state.values) if row == 0 else None
         if prediction is None and (self._alone is None or not (self.words or state.one_by_one)):
             return
         here, other = self._here(index, row), prediction or self._alone(index, row)
@@ -117,7 +113,8 @@ class RowCheck:
             self._refuse(index, both, prediction is not None)
 
     def _here(self, index: int, row: int) -> Seen:
-        return Seen(self.states[index].scores_of(row), self.words or "explained alone")
+        state = self.states[index]
+        return Seen(state.scores_of(row), self.words or "explained alone", () if row else state.values)
 
     def look_again(self, index: int) -> None:
         """Run the unperturbed image of a case once more, alone, and compare its scores with the first ones."""
@@ -137,16 +134,24 @@ class RowCheck:
         self._refuse(index, words, False)
 
     def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether the outputs of a patch are equal but for rounding."""
-        allowed = self.tolerance(one.dtype) * float(torch.maximum(one.abs().max(), other.abs().max()).nan_to_num())
-        return bool(one.isclose(other, rtol=0, atol=allowed, equal_nan=True).all())
+        """Whether two outputs are equal but for rounding, and for labels at a few borders."""
+        if one.shape != other.shape:
+            return False
+        first, second = one.double(), other.to(one.device).double()
+        allowed = max(self.tolerance(one.dtype), self.tolerance(other.dtype)) if one.is_floating_point() else 0.0
+        largest = torch.cat([first.flatten(), second.flatten()]).abs().nan_to_num(0, 0, 0).max() if len(first) else 0.0
+        close = first.isclose(second, rtol=0, atol=allowed * float(largest), equal_nan=True)
+        return bool((~close).double().mean() <= _FEW)
 
     def _differ(self, one: Seen, other: Seen, target: BoundTarget, spread: torch.Tensor, times: float = 1) -> bool:
-        """Whether scores differ by more than rounding, and by enough to show in a map."""
+        """Whether outputs differ by more than rounding, or scores by enough to show in a map."""
+        if one.values and other.values and not all(map(self.same, one.values, other.values)):
+            return True
         first, second = one.scores, other.scores.to(one.scores)
         gaps, sizes = (first - second).abs(), torch.maximum(first.abs(), second.abs())
         if target.quantity().unit != "probability":
-            sizes = sizes.clamp(min=max(one.largest, other.largest))
+            largest = [float(each.abs().nan_to_num(0, 0, 0).max()) for each in other.values if each.numel()]
+            sizes = sizes.clamp(min=min(1.0, max(largest, default=0.0)))
         same = (gaps <= times * self.tolerance(gaps.dtype) * sizes) | (gaps <= _SHOWN * spread)
         return not bool((same | (first.isnan() & second.isnan())).all())
 
@@ -154,7 +159,7 @@ class RowCheck:
         problem = (_NOT_PREDICTED if is_predicted else _NOT_FIXED).format(words)
         raise CaseError(self.states[index].case.name, f"{problem}. {_SUPPOSED}")
 
-    def _predicted(self, state: CaseState, target: BoundTarget, form: Sequence[torch.Size]) -> Seen | None:
+    def _predicted(self, state: CaseState, target: BoundTarget, values: Sequence[torch.Tensor]) -> Seen | None:
         """What an evaluator predicted for a case; None where it is not known, or nothing that the target reads."""
         if state.case.prediction is None:
             return None
@@ -164,7 +169,7 @@ class RowCheck:
             found = Seen.of(output, target, "as the evaluator predicted it")
         except Exception:  # the evaluator gives something else than the network
             return None
-        return found if found.form == form else None
+        return found if [each.shape for each in found.values] == [each.shape for each in values] else None
 
 
 def run_alone(network: Any, image: torch.Tensor, size: int, run: Callable[[torch.Tensor, str], Any]) -> Any:
