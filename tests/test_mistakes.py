@@ -20,7 +20,6 @@ import monai_saliency as ms
 from monai_saliency import data, metrics, transforms
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.handlers.summary import Summary
-from monai_saliency.storage.cache import MemoryBackend
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.timing import trace
@@ -53,7 +52,7 @@ def dataset(**changes: Any) -> Any:
 
 
 def loader(**changes: Any) -> Any:
-    return data.CohortLoader(**{"dataset": data.cohort_dataset(CASES, [], cache="none")} | changes)
+    return data.CohortLoader(**{"dataset": data.CachedDataset(CASES, [], cache="none")} | changes)
 
 
 def handler(**changes: Any) -> Any:
@@ -337,11 +336,6 @@ PIPELINES: list[Row] = [
     ("cache True", lambda: dataset(cache=True), r"`cache` must be one of .*, got True"),
     ("cache without a folder", lambda: dataset(cache="disk"), r"`cache_dir`|cache_dir"),
     ("checksum a word", lambda: dataset(checksum="yes"), r"`checksum` must be True or False, got 'yes'"),
-    (
-        "backend a class",
-        lambda: data.CachedDataset(CASES, [], MemoryBackend),
-        r"`backend` must be .*write MemoryBackend",
-    ),
     ("split another word", lambda: data.PerturbedImages([], window(), split="all"), r"`split` must be .*, got 'all'"),
     (
         "loader of a folder",
@@ -354,11 +348,6 @@ PIPELINES: list[Row] = [
         r"`num_workers` must be a whole number of at least 0, got -1",
     ),
     ("loader's processes a word", lambda: loader(processes="no"), r"`processes` must be True or False, got 'no'"),
-    (
-        "loader's prefetch None",
-        lambda: loader(prefetch=None),
-        r"`prefetch` must be a whole number of at least 0, got None",
-    ),
     (
         "loader's failures a file",
         lambda: loader(failures="failures.csv"),

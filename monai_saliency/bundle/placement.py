@@ -20,7 +20,7 @@ from monai.transforms import Compose, ConcatItemsd, CopyItemsd, InvertibleTransf
 from monai.transforms.utils import convert_applied_interp_mode
 from monai.utils import ImageMetaKey, OptionalImportError, TraceKeys, WSIPatchKeys
 
-from monai_saliency.data.case_ids import CaseIds
+from monai_saliency.data.cohort import CaseIds
 from monai_saliency.storage.dicom import holds_series, order_problem, series_files, series_id
 from monai_saliency.transforms.check import header_problem
 from monai_saliency.transforms.save import GRID_KEY, error_key, lies_on_scan

@@ -1,17 +1,15 @@
 """Cohorts of scans: find, preprocess, cache and load them."""
 
-from monai_saliency.data.cached_dataset import CachedDataset, cohort_dataset
-from monai_saliency.data.cohort import CohortDataset, find_cases
+from monai_saliency.data.cached_dataset import CachedDataset
+from monai_saliency.data.cohort import find_cases
 from monai_saliency.data.loader import CohortLoader
 from monai_saliency.data.perturbed_images import PerturbedImages
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 
 __all__ = [
     "CachedDataset",
-    "CohortDataset",
     "CohortLoader",
     "PerturbedImages",
     "SaliencyDataset",
-    "cohort_dataset",
     "find_cases",
 ]

@@ -6,22 +6,21 @@ people who may also replace your scans.
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, SupportsIndex
 
 import torch
-from monai.data import MetaTensor, get_track_meta
+from monai.data import Dataset, get_track_meta
 from monai.transforms import Compose, Transform
 from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
 from monai.transforms.utils import reset_ops_id
 
-from monai_saliency.data.cohort import CohortDataset
+from monai_saliency.data.cohort import loading_error
 from monai_saliency.storage.cache import (
     Backend,
     DiskBackend,
@@ -32,96 +31,17 @@ from monai_saliency.storage.cache import (
     encode,
 )
 from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files, library_versions
-from monai_saliency.utils.arguments import check_option, flag, instance, whole_numbers
+from monai_saliency.utils.arguments import check_option, flag, instance, whole_number
 from monai_saliency.utils.precision import chosen_arithmetic
 
-__all__ = ["CachedDataset", "ItemKey", "choose_backend", "cohort_dataset", "is_random", "reads_differ"]
+__all__ = ["CachedDataset", "is_random"]
 
-
-class ItemKey(NamedTuple):
-    """Identifies a result of a case in a cache: a hash of all that decides it, and the case's files."""
-
-    digest: str
-    files: tuple[str, ...]
-
-    def without_names(self, item: Any) -> Any:
-        return _renamed(item, {file: f"\0file {number}" for number, file in enumerate(self.files)})
-
-    def with_names(self, item: Any) -> Any:
-        return _renamed(item, {f"\0file {number}": file for number, file in enumerate(self.files)})
-
-
-# Random transforms keep what they have drawn in their attributes, so one thread at a time draws. No fork finds it
-# held.
+# Random transforms keep what they have drawn in their attributes, so one thread at a time draws.
 _drawing = threading.RLock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_drawing.acquire, after_in_parent=_drawing.release, after_in_child=_drawing.release)
 
 
-def cohort_dataset(
-    data: Sequence[dict[str, Any]],
-    transform: Sequence[Callable[[Any], Any]] | Callable[[Any], Any] | None,
-    cache: str = "memory",
-    cache_dir: str | Path | None = None,
-    checksum: bool = False,
-    window: int = 32,
-    map_size: int = 1 << 30,
-) -> CachedDataset:
-    """The preprocessed scans of a cohort, with a cache.
-
-    Args:
-        data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
-        transform: the preprocessing. :class:`CachedDataset` describes which part of it is cached.
-        cache: where preprocessed scans are kept:
-
-            - ``"none"``: nowhere;
-            - ``"memory"``: all scans in the memory of this process. Each worker process has its own cache;
-            - ``"disk"``: one file for each scan in ``cache_dir``, which several machines may share. Files are never
-              removed: delete the folder when it is too large;
-            - ``"lmdb"``: an LMDB database in ``cache_dir``, which must not be on a network file system;
-            - ``"window"``: the last ``window`` scans in memory, and all scans as files in ``cache_dir`` if it is given,
-              for cohorts larger than memory.
-        cache_dir: the folder of ``"disk"``, ``"lmdb"`` and ``"window"``.
-        checksum: identify a scan's files by their content, which each process reads once. Otherwise by path, size and
-            modification time.
-        window: the number of scans in memory for ``"window"``, at least 1.
-        map_size: the first size of the LMDB database in bytes. It grows as needed.
-
-    Raises:
-        ValueError: when there is no such cache, or an argument is missing or out of its range.
-
-    Example::
-
-        >>> import torch
-        >>> from monai.transforms import ScaleIntensityd
-        >>> cases = [{"case": "a", "image": torch.tensor([[1.0, 3.0]])}]
-        >>> cohort_dataset(cases, [ScaleIntensityd("image")], cache="memory")[0]["image"].tolist()
-        [[0.0, 1.0]]
-    """
-    return CachedDataset(data, transform, choose_backend(cache, cache_dir, window, map_size), checksum)
-
-
-def choose_backend(
-    cache: str, cache_dir: str | Path | None, window: int, map_size: int, entries: int = 1
-) -> Backend | None:
-    """The backend of a cache with ``entries`` entries a scan. Other arguments and errors: :func:`cohort_dataset`."""
-    whole_numbers("window", window, 1)
-    whole_numbers("map_size", map_size, 1)
-    if cache in {"disk", "lmdb"} and cache_dir is None:
-        raise ValueError(f"cache {cache!r} needs `cache_dir`, a folder to keep the preprocessed scans in")
-    folder = Path(cache_dir) if cache_dir is not None else None
-    backends: dict[str, Callable[[], Backend | None]] = {
-        "none": lambda: None,
-        "memory": MemoryBackend,
-        "disk": lambda: DiskBackend(folder or ""),
-        "lmdb": lambda: LMDBBackend((folder or Path()) / "cache.lmdb", map_size),
-        "window": lambda: MemoryBackend(window * entries, DiskBackend(folder) if folder else None),
-    }
-    return check_option("cache", cache, backends)()
-
-
-class CachedDataset(CohortDataset):
-    """A cohort whose deterministic preprocessing is cached.
+class CachedDataset(Dataset):
+    """The preprocessed scans of a cohort, with a cache, and with errors that name the case.
 
     The transforms before the first random one are cached. A transform that is not a monai ``Transform``, or that cannot
     be identified (it holds a lambda or a local function), is not cached either, nor are those after it. A warning names
@@ -139,13 +59,24 @@ class CachedDataset(CohortDataset):
     both compute it.
 
     Args:
-        data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
+        data: the cases, as returned by :func:`monai_saliency.data.find_cases`.
         transform: the preprocessing.
-        backend: where the bytes of items are kept. None caches nothing.
+        cache: where preprocessed scans are kept:
+
+            - ``"none"``: nowhere;
+            - ``"memory"``: all scans in the memory of this process. Each worker process has its own cache;
+            - ``"disk"``: one file for each scan in ``cache_dir``, which several machines may share. Files are never
+              removed: delete the folder when it is too large;
+            - ``"lmdb"``: an LMDB database in ``cache_dir``, which must not be on a network file system;
+            - ``"window"``: the last ``window`` scans in memory, and all scans as files in ``cache_dir`` if it is given,
+              for cohorts larger than memory.
+        cache_dir: the folder of ``"disk"``, ``"lmdb"`` and ``"window"``.
         checksum: identify a scan's files by their content, which each process reads once. Otherwise by path, size and
             modification time.
+        window: the number of scans in memory for ``"window"``, at least 1.
 
     Raises:
+        ValueError: when there is no such cache, or an argument is missing or out of its range.
         CaseError: on reading a case that cannot be loaded. Other cases are not affected.
 
     Example::
@@ -164,12 +95,19 @@ class CachedDataset(CohortDataset):
     def __init__(
         self,
         data: Sequence[dict[str, Any]],
-        transform: Sequence[Callable[[Any], Any]] | Callable[[Any], Any] | None,
-        backend: Backend | None = None,
+        transform: Sequence[Callable[[Any], Any]] | Callable[[Any], Any] | None = None,
+        cache: str = "memory",
+        cache_dir: str | Path | None = None,
         checksum: bool = False,
+        window: int = 32,
     ) -> None:
+        if not (isinstance(data, Sequence) and all(isinstance(case, Mapping) for case in data)):
+            raise ValueError(f"`data` must be a list of cases such as find_cases(folder), got {data!r:.200}")
+        if not isinstance(transform, (list, tuple)):
+            words = "the preprocessing, such as Compose([LoadImaged(...), ...]), or a list of transforms"
+            instance("transform", transform, (), words, function=True, none=True)
         super().__init__(data, transform)  # type: ignore[arg-type]
-        self.backend = instance("backend", backend, Backend, "a backend such as MemoryBackend()", none=True)
+        self.backend = _backend(cache, cache_dir, whole_number("window", window, 1))
         self.checksum = flag("checksum", checksum)
         self._warned: set[str] = set()
         self._num_cached = self._num_prepared = self._count_cached(self._steps())
@@ -184,24 +122,29 @@ class CachedDataset(CohortDataset):
         for number, step in enumerate(steps):
             if is_random(step):
                 return number
-            reason = None if isinstance(step, Transform) else "it is not a monai Transform, so it may be random"
+            reason = "" if isinstance(step, Transform) else "it is not a monai Transform, so it may be random"
             try:
                 fingerprint([step, _settings(self.transform)])
             except Unfingerprintable as error:
                 reason = f"it cannot be identified: {error}"
-            if reason and self.backend is not None:
+            if reason:
                 name = getattr(step, "__qualname__", type(step).__qualname__)
                 self._warn(
                     "transform",
                     f"transform {number + 1} of {len(steps)}, {name}, is not cached, nor are those after it: {reason}. "
                     "Use monai transforms, and named functions of a module",
                 )
-            if reason:
                 return number
         return len(steps)
 
-    def read(self, index: int) -> Any:
-        return self._finish(self._prepared(self.data[index]), self._steps()[self._num_prepared :])
+    def __getitem__(self, index: int | slice | Sequence[int]) -> Any:
+        if not isinstance(index, SupportsIndex):
+            return super().__getitem__(index)  # a part of the dataset
+        case = self.data[index]
+        try:
+            return self._finish(self._prepared(case), self._steps()[self._num_prepared :])
+        except Exception as error:
+            raise loading_error(error, case, index) from error
 
     def _finish(self, item: Any, steps: Sequence[Any]) -> Any:
         """Run the transforms that are not cached."""
@@ -212,20 +155,18 @@ class CachedDataset(CohortDataset):
 
     def _run(self, item: Any, steps: Sequence[Any], threading: bool = False) -> Any:
         outer = self.transform
-        lazy, overrides = outer.lazy, outer.overrides
-        return execute_compose(
-            item, steps, outer.map_items, outer.unpack_items, lazy=lazy, overrides=overrides, threading=threading
-        )
+        settings: dict[str, Any] = {"lazy": outer.lazy, "overrides": outer.overrides, "threading": threading}
+        return execute_compose(item, steps, outer.map_items, outer.unpack_items, **settings)
 
     def _prepared(self, case: Any) -> Any:
         """The item after the first ``_num_prepared`` transforms."""
-        return self._preprocessed(case, self._key_of(case) if self._num_cached else None)
+        return self._preprocessed(case, self._key_of(case))
 
-    def _preprocessed(self, case: Any, key: ItemKey | None) -> Any:
+    def _preprocessed(self, case: Any, key: str | None) -> Any:
         """The item after the first ``_num_cached`` transforms."""
-        return self._cached("preprocessed scans", key, lambda: self._compute(case))
+        return self._cached("preprocessed scans", key if self._num_cached else None, lambda: self._compute(case))
 
-    def _key_of(self, case: Any) -> ItemKey | None:
+    def _key_of(self, case: Any) -> str | None:
         """A hash of all that decides a preprocessed case. None without a cache, or when it cannot be identified."""
         if self.backend is None:
             return None
@@ -234,8 +175,7 @@ class CachedDataset(CohortDataset):
         outside = [get_track_meta(), torch.get_default_dtype(), torch.get_default_device().type, chosen_arithmetic()]
         try:
             files = input_files(case, self.checksum)
-            digest = fingerprint([library_versions(), fingerprint(steps, files=True), case, files, outside])
-            return ItemKey(digest, tuple(file for file, _ in files))
+            return fingerprint([library_versions(), fingerprint(steps, files=True), case, files, outside])
         except Unfingerprintable as error:
             self._warn("case", f"some cases are not cached, since they cannot be identified: {error}")
             return None
@@ -245,40 +185,42 @@ class CachedDataset(CohortDataset):
         reset_ops_id(item)  # a memory address, with which Invertd would refuse an item of another process
         return item
 
-    def _cached(self, what: str, key: ItemKey | None, compute: Callable[[], Any]) -> Any:
+    def _cached(self, what: str, key: str | None, compute: Callable[[], Any]) -> Any:
         """A result from the cache, or from ``compute``. Warnings call it ``what``, in the plural."""
         if self.backend is None or key is None:
             return compute()
         try:
-            data = self.backend.get(key.digest)
+            data = self.backend.get(key)
             if data is not None:
-                return key.with_names(decode(data, key.digest))
-        except OSError as error:
-            self._refused(what, "read", error)
-        except EntryError as error:
-            self._warn("damaged", f"entry {key.digest} of the {what} is damaged, and is computed again: {error}")
-        return self._store(self.backend, key, what, compute())
-
-    def _store(self, backend: Backend, key: ItemKey, what: str, item: Any) -> Any:
-        """Store a result, and return it as all later reads will."""
+                return decode(data, key)
+        except (OSError, EntryError) as error:
+            self._warn(type(error).__name__, f"some {what} cannot be read, and are computed again: {error}")
+        item = compute()
         try:
-            data = encode(key.without_names(item), key.digest)
-            item = decode(data, key.digest)
-            backend.put(key.digest, data)
-        except EntryError as error:
-            self._warn("stored", f"some {what} cannot be stored, and are computed at each read: {error}")
-        except OSError as error:
-            self._refused(what, "written", error)
-        return key.with_names(item)
-
-    def _refused(self, what: str, action: str, error: OSError) -> None:
-        text = f"{what} cannot be {action} in the cache, and are computed instead: {error}"
-        self._warn(f"errno {error.errno}", f"{text}. Make room, mend the permissions, or choose another `cache_dir`")
+            data = encode(item, key)
+            item = decode(data, key)  # as all later reads will give it
+            self.backend.put(key, data)
+        except (OSError, EntryError) as error:
+            self._warn(type(error).__name__, f"some {what} cannot be stored, so are computed again: {error}")
+        return item
 
     def _warn(self, about: str, text: str) -> None:
-        if about not in self._warned:
+        if about not in self._warned and self.backend is not None:
             self._warned.add(about)
             warnings.warn(text, stacklevel=3)
+
+
+def _backend(cache: str, cache_dir: str | Path | None, window: int) -> Backend | None:
+    check_option("cache", cache, ("none", "memory", "disk", "lmdb", "window"))
+    if cache in {"disk", "lmdb"} and cache_dir is None:
+        raise ValueError(f"cache {cache!r} needs `cache_dir`, a folder to keep the preprocessed scans in")
+    if cache == "window":
+        return MemoryBackend(window, None if cache_dir is None else DiskBackend(cache_dir))
+    if cache == "disk":
+        return DiskBackend(cache_dir or "")
+    if cache == "lmdb":
+        return LMDBBackend(Path(cache_dir or "") / "cache.lmdb")
+    return MemoryBackend() if cache == "memory" else None
 
 
 def is_random(step: Any) -> bool:
@@ -286,28 +228,6 @@ def is_random(step: Any) -> bool:
     if type(step) is Compose:
         return any(is_random(part) for part in step.transforms)
     return isinstance(step, RandomizableTrait)
-
-
-def reads_differ(dataset: Any) -> bool:
-    """Whether a dataset, or one that it wraps, applies a random transform."""
-    while dataset is not None:
-        if is_random(getattr(dataset, "transform", None)):
-            return True
-        dataset = getattr(dataset, "dataset", None)
-    return False
-
-
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """A value whose texts are replaced, in meta data too (in place)."""
-    if isinstance(value, str):
-        return names.get(value, value)
-    if type(value) is dict:
-        return {key: _renamed(content, names) for key, content in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_renamed(content, names) for content in value)
-    if isinstance(value, MetaTensor):
-        value.meta = _renamed(value.meta, names)
-    return value
 
 
 def _flat(transform: Compose) -> Iterator[Any]:

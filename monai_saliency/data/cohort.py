@@ -1,28 +1,36 @@
-"""A cohort of scans: how to find them, and a dataset whose errors name the broken scan."""
+"""A cohort of scans: how to find them, and what they are called."""
 
 from __future__ import annotations
 
+import csv
+import json
 import os
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any
 
-from monai.data import Dataset
-
-from monai_saliency.data.case_ids import CaseIds
-from monai_saliency.data.listings import LISTS, Listed, read_list
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
-from monai_saliency.storage.files import NIFTI, check_readers, format_of
-from monai_saliency.utils.arguments import a_path, instance
+from monai_saliency.storage.files import NIFTI, check_readers, format_of, scan_stem
+from monai_saliency.utils.arguments import a_path
 
-__all__ = ["CohortDataset", "find_cases"]
+__all__ = ["CaseIds", "case_id", "find_cases", "loading_error"]
 
-_WANTED = (
-    "it must hold *.nii.gz or *.nii files, scans of other formats, a dataset.json that lists some, or pictures, which "
-    "are explained with --spatial_dims 2"
-)
+SECTIONS = ("test", "training", "validation", "train", "val")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A scan of a cohort."""
+
+    images: Sequence[Path]
+    label: Path | None = None
+    channels: int = 1
+    name: str = ""
 
 
 def find_cases(
@@ -32,22 +40,23 @@ def find_cases(
     spatial_dims: int = 3,
     channels: int = 1,
 ) -> list[dict[str, Any]]:
-    """Find the scans below a folder, or of a list. A missing scan is a case too, which :class:`CohortDataset` cannot
-    load.
+    """Find the scans below a folder, or of a list. A missing scan is a case too, which cannot be loaded.
 
     Args:
         dataset_dir: one of
 
             - a Medical Segmentation Decathlon folder (``dataset.json`` with ``imagesTs``, ``labelsTs``, ...);
-            - a list, ``*.json`` or ``*.csv`` (:func:`monai_saliency.data.listings.read_list`);
+            - a list, with paths relative to its folder: ``*.json`` as MONAI's ``load_decathlon_datalist`` reads it, or
+              ``*.csv`` with a column ``image`` and, as needed, ``label`` and ``split``;
             - any other folder with scans in it or below it: NIfTI, NRRD and MetaImage (``.nii``, ``.nii.gz``,
               ``.nrrd``, ``.nhdr``, ``.mha``, ``.mhd``), and for 2D also photographs (``.png``, ``.jpg``, ``.jpeg``,
               ``.tif``, ``.tiff``), and for 3D also DICOM series (a case each), whatever the names of their
               files. Segmentations that are called ``*.seg.nrrd`` are left out. Links to folders are
               followed. A link to a file that does not exist, as git-annex makes them, is a missing scan. Hidden files
               are left out.
-        section: the section of the list. Default: the first of ``"test"``, ``"training"`` and ``"validation"`` that
-            lists a scan.
+        section: the section of the list, or the ``split``, by its name there. Default: the first of ``"test"``,
+            ``"training"``, ``"validation"``, ``"train"`` and ``"val"`` that lists a scan, and all rows of a table that
+            has none of them.
         exclude: a folder whose files are not scans of the cohort, such as an output folder below ``dataset_dir``.
         spatial_dims: how many spatial axes the scans have, 2 or 3.
         channels: how many channels the scans have, if no list of modalities gives their number.
@@ -79,7 +88,7 @@ def find_cases(
         ['a', 'b']
     """
     place = a_path("dataset_dir", dataset_dir)
-    listing = place if place.suffix.lower() in LISTS and place.is_file() else place / "dataset.json"
+    listing = place if place.suffix.lower() in (".csv", ".json") and place.is_file() else place / "dataset.json"
     root = listing.parent
     if not root.is_dir():
         raise FileNotFoundError(
@@ -87,12 +96,15 @@ def find_cases(
             "Medical Segmentation Decathlon folder, or a list of scans (*.csv or *.json)"
         )
     if listing.is_file():
-        found = [series for each in read_list(listing, section, channels) for series in _series_of(each)]
+        found = [series for each in _read_list(listing, section, channels) for series in _series_of(each)]
     else:
         found = _scans_below(root, exclude, spatial_dims, channels)
     where = f"section {section!r} of {listing}" if section and listing.is_file() else place
     if not found:
-        raise ValueError(f"no scan found in {where}: {_WANTED}")
+        raise ValueError(
+            f"no scan found in {where}: it must hold *.nii.gz or *.nii files, scans of other formats, a dataset.json "
+            "that lists some, or pictures, which are explained with --spatial_dims 2"
+        )
     if not any(os.path.exists(each.images[0]) for each in found):
         raise FileNotFoundError(f"none of the {len(found)} scans of {where} exists: {_missing(found[0].images[0])}")
     check_readers(path for each in found for path in (*each.images, *filter(None, [each.label])))
@@ -106,124 +118,178 @@ def find_cases(
         }
         for each in found
     ]
-    twice = [case for case, count in Counter(str(case["case"]) for case in cases).items() if count > 1]
-    if twice:
-        raise ValueError(
-            f"two scans of {place} share the name {twice[0]!r}: rename or remove one, so that no map is lost"
-        )
+    name, count = Counter(str(case["case"]) for case in cases).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"two scans of {place} share the name {name!r}: rename or remove one, so that no map is lost")
     return sorted(cases, key=lambda case: str(case["case"]))
 
 
-def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int, channels: int) -> list[Listed]:
+def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int, channels: int) -> list[_Found]:
     """The scans below a folder."""
     skipped = Path(exclude).resolve() if exclude is not None else None
-    if skipped is not None and skipped in (root.resolve(), *root.resolve().parents):
-        word = "is" if skipped == root.resolve() else "holds"
+    if skipped in (root.resolve(), *root.resolve().parents):
         raise ValueError(
-            f"the output folder {exclude} {word} `dataset_dir` {root}, so "
-            "scans cannot be told from maps: choose an `output_dir` next to or below `dataset_dir`"
+            f"the output folder {exclude} is or holds `dataset_dir` {root}, so scans cannot be told from maps: choose "
+            "an `output_dir` next to or below `dataset_dir`"
         )
-    files = [
-        path for path in _files_below(root) if skipped is None or skipped not in Path(os.path.realpath(path)).parents
-    ]
-    scans = [Listed((path,), None, channels) for path in files if _is_scan(path, spatial_dims)]
+    files = [path for path in _files_below(root) if skipped not in Path(os.path.realpath(path)).parents]
+    scans = [_Found((path,), None, channels) for path in files if _is_scan(path, spatial_dims)]
     # Radiographs in DICOM are not volumes.
     others = [path for path in files if format_of(path) is None] if spatial_dims == 3 else []
-    return scans + [
-        Listed(tuple(slices), None, channels, series_id(uid)) for uid, slices in group_series(others).items()
-    ]
+    return scans + [_Found(slices, None, channels, series_id(uid)) for uid, slices in group_series(others).items()]
 
 
-def _series_of(listed: Listed) -> list[Listed]:
+def _series_of(listed: _Found) -> list[_Found]:
     """The DICOM series of an entry of a list that names a folder or a slice of one; other entries as they are."""
     path = listed.images[0]
     if len(listed.images) > 1 or format_of(path) is not None or not holds_series(path):
         return [listed]
     found = group_series(series_files(path))
     label = listed.label if len(found) == 1 else None
-    return [Listed(tuple(each), label, listed.channels, series_id(uid)) for uid, each in found.items()] or [listed]
+    return [_Found(each, label, listed.channels, series_id(uid)) for uid, each in found.items()] or [listed]
 
 
 def _is_scan(path: Path, spatial_dims: int) -> bool:
     found = format_of(path)
-    is_photograph = found is not None and found.is_photograph
     # Folders of 3D scans often hold pictures of them, and 3D Slicer's segmentations.
-    return found is not None and not (is_photograph and spatial_dims != 2) and not path.name.endswith(".seg.nrrd")
+    return found is not None and (spatial_dims == 2 or not found.is_photograph) and not path.name.endswith(".seg.nrrd")
 
 
 def _files_below(root: Path) -> Iterator[Path]:
     """The files below a folder, and links to files that do not exist. Links to folders are followed once."""
 
     def refuse(error: OSError) -> None:
-        raise AdviceError(
-            f"the folder {error.filename} cannot be read ({error.strerror}), so scans in it would be lost: give "
-            "yourself access to it, move it out of `dataset_dir`, or list the scans to explain in a CSV file"
-        ) from error
+        raise error  # else the scans of a folder that cannot be read would be left out
 
     for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
         above = {os.path.realpath(place) for place in (Path(folder), *Path(folder).parents)}
-        places = {name: os.path.realpath(os.path.join(folder, name)) for name in folders if not name.startswith(".")}
-        folders[:] = [name for name, place in places.items() if place not in above]  # no loops of links
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and os.path.realpath(os.path.join(folder, name)) not in above
+        ]
         yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 
 def _missing(image: str | Path) -> str:
-    if os.path.islink(image):
-        return (
-            f"{image} is a link to {os.readlink(image)}, which does not exist: fetch that file (git-annex and DataLad "
-            "do so by `get`), or remove the link"
+    link = f" is a link to {os.readlink(image)}, which" if os.path.islink(image) else ""
+    return f"{image}{link} does not exist: copy or fetch it, or take it off the list of scans"
+
+
+def _read_list(path: Path, section: str | None, channels: int) -> list[_Found]:
+    """The scans that a list names."""
+    is_table = path.suffix.lower() == ".csv"
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        content: Any = _sections_of(text) if is_table else json.loads(text)
+    except ValueError as error:
+        raise AdviceError(
+            f"{path} cannot be read as a list of scans ({error}): save it in UTF-8, mend it, or remove it to use every "
+            "scan of its folder"
+        ) from error
+    given = _of_section(path, content, section) if isinstance(content, dict) else [None]
+    entries = [entry if isinstance(entry, dict) else {"image": entry} for entry in given]
+    for entry in entries:
+        if not _images(entry):
+            raise ValueError(
+                f"{path} lists {entry}, where a path or a dictionary with an `image` is expected: mend it, or remove "
+                "it to use every scan of its folder"
+            )
+    modalities = len(content.get("modality") or content.get("channel_names") or ())
+    return [_listed(path, entry, modalities, channels) for entry in entries]
+
+
+def _sections_of(text: str) -> dict[str, list[dict[str, str]]]:
+    """The rows of a table by their ``split``."""
+    header = text.partition("\n")[0]
+    rows = csv.reader(text.splitlines(), delimiter=max(",;\t", key=header.count))
+    names = [name.strip().lower() for name in next(rows, [])]
+    if "image" not in names:
+        raise ValueError(f"it must have a column `image`, and may have `label` and `split`, got {names}")
+    sections: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        cells = dict(zip(names, map(str.strip, row), strict=False))
+        if any(cells.values()):
+            sections.setdefault(cells.get("split", ""), []).append(cells)
+    return sections
+
+
+def _of_section(path: Path, content: Mapping[str, Any], section: str | None) -> list[Any]:
+    """The entries of a section; of a table that has none of the usual sections all."""
+    entries = {name: each for name, each in content.items() if isinstance(each, list) and each}
+    chosen = section or next((name for name in SECTIONS if name in entries), None)
+    if chosen is None and path.suffix.lower() == ".csv":
+        return [entry for each in entries.values() for entry in each]
+    if not section and path.suffix.lower() == ".csv" and (other := sorted(set(entries) - set(SECTIONS))):
+        raise AdviceError(
+            f"{path} has rows whose `split` is none of {SECTIONS} ({other}), in addition to {chosen!r}: correct them, "
+            "or choose one with --section"
         )
-    return f"{image} does not exist: copy it there, or take it off the list of scans"
+    return entries.get(chosen or "", [])
 
 
-class CohortDataset(Dataset):
-    """A dataset whose errors name the case.
+def _images(entry: Mapping[str, Any]) -> list[str]:
+    """The files of an entry; none where it has none."""
+    image = entry.get("image")
+    images = image if isinstance(image, list) else [image]
+    return images if all(isinstance(each, str) and each for each in images) else []
 
-    Args:
-        data: the cases, as returned by :func:`find_cases`.
-        transform: the preprocessing.
 
-    Raises:
-        CaseError: on reading a case that cannot be loaded.
+def _listed(path: Path, entry: Mapping[str, Any], modalities: int, channels: int) -> _Found:
+    """The scan of an entry, with its label map if there is one. A class in its place, such as ``1``, names no file."""
+    names, label = _images(entry), entry.get("label")
+    label = label[0] if isinstance(label, list) and len(label) == 1 else label
+    images = [path.parent / Path(name).expanduser() for name in names]
+    # The Decathlon lists test scans without their labels, which may exist all the same.
+    name = label if label and isinstance(label, str) else names[0].replace("images", "labels", 1)
+    place = path.parent / Path(name).expanduser()
+    if name == label and format_of(place) is not None and not place.is_file():
+        warnings.warn(f"the label map {place} of the list {path} does not exist, so it is left out", stacklevel=2)
+    count = modalities or (len(images) if len(images) > 1 else channels)
+    return _Found(images, place if place.is_file() and place not in images else None, count)
 
-    Example::
 
-        >>> cases = [{"case": "a", "image": 1}, {"case": "b", "image": 0}]
-        >>> dataset = CohortDataset(cases, lambda item: 1 / item["image"])
-        >>> dataset[1]  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-            ...
-        monai_saliency.errors.CaseError: case b: 0 could not be loaded: ZeroDivisionError: division by zero. ...
-    """
+class CaseIds:
+    """Names of the cases of some files: :func:`case_id`, with the suffix where two files differ in it alone."""
 
-    def __init__(self, data: Sequence[dict[str, Any]], transform: Callable[[Any], Any] | None = None) -> None:
-        if not (isinstance(data, Sequence) and all(isinstance(case, Mapping) for case in data)):
-            raise ValueError(f"`data` must be a list of cases such as find_cases(folder), got {data!r:.200}")
-        if not isinstance(transform, (list, tuple)):
-            words = "the preprocessing, such as Compose([LoadImaged(...), ...]), or a list of transforms"
-            instance("transform", transform, (), words, function=True, none=True)
-        super().__init__(data, transform)
+    def __init__(self, root: Path | None, files: Iterable[Path]) -> None:
+        self._root = root
+        self._names = Counter(case_id(root, Path(file)) for file in dict.fromkeys(map(os.path.abspath, files)))
 
-    def __getitem__(self, index: int | slice | Sequence[int]) -> Any:
-        if not isinstance(index, SupportsIndex):
-            return super().__getitem__(index)  # a part of the dataset
-        case = self.data[index]
-        try:
-            return self.read(index)
-        except Exception as error:
-            name = str(case.get("case", index))
-            image = case.get("image")
-            files = image if isinstance(image, list) else [image]
-            if isinstance(image, list) and format_of(image[0]) is None:  # whose paths may name a patient
-                words = f"its {len(image)} DICOM files could not be loaded: "
-                raise as_case_error(error, name, words, ". Copy them again, or convert the series to NIfTI") from error
-            for file in files:
-                if isinstance(file, str | Path) and not os.path.exists(file):
-                    raise CaseError(name, _missing(file)) from error
-            kind = (format_of(image) if isinstance(image, str | Path) else None) or NIFTI
-            check = f". Check that the file is a complete {kind.name} (a truncated one must be copied again), or "
-            raise as_case_error(error, name, f"{image} could not be loaded: ", f"{check}remove it") from error
+    def __call__(self, file: Path) -> str:
+        """The name of a file's case."""
+        name = case_id(self._root, file)
+        if self._names[name] < 2:
+            return name
+        whole = f"{name}{file.name.removeprefix(scan_stem(file))}"
+        # frame.png next to frame.jpg and frame.png.nii
+        return f"{whole}-{_name_hash(file.name)}" if whole in self._names else whole
 
-    def read(self, index: int) -> Any:
-        """Transform one case. Subclasses override this."""
-        return super().__getitem__(index)
+
+def case_id(root: Path | None, image: Path) -> str:
+    """The name of a case: the path of its scan below a folder, without its suffix."""
+    # Links are not followed: the target of a data manager's link has an arbitrary name.
+    path, folder = Path(os.path.abspath(image)), None if root is None else Path(os.path.abspath(root))
+    if folder is not None and folder in path.parents:
+        return (path.relative_to(folder).parent / scan_stem(path)).as_posix()
+    # Its outputs lie in the output folder all the same. The hash keeps equal file names apart.
+    suffix = path.name[len(scan_stem(path)) :]
+    source = path.parent if suffix.lower() == NIFTI.suffixes[0] else path.parent / suffix
+    return f"{scan_stem(path)}-{_name_hash(str(source))}"
+
+
+def _name_hash(name: str) -> str:
+    """Eight hexadecimal digits that tell names apart, also those that are not UTF-8."""
+    return sha256(os.fsencode(name)).hexdigest()[:8]
+
+
+def loading_error(error: Exception, case: Mapping[str, Any], index: int) -> CaseError:
+    """The error of a case that cannot be loaded, in words that say what to do."""
+    name, image = str(case.get("case", index)), case.get("image")
+    files = image if isinstance(image, list) else [image]
+    words, advice = image, "Check that it is complete (a truncated file must be copied again), or remove it"
+    if isinstance(image, list) and format_of(image[0]) is None:  # whose paths may name a patient
+        words, advice = f"its {len(image)} DICOM files", "Copy them again, or convert the series to NIfTI"
+    elif lost := [file for file in files if isinstance(file, str | Path) and not os.path.exists(file)]:
+        return CaseError(name, _missing(lost[0]))
+    return as_case_error(error, name, f"{words} could not be loaded: ", f". {advice}")

@@ -11,17 +11,17 @@ import json
 import os
 import shutil
 import uuid
-import warnings
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import nibabel
 import numpy as np
+from scipy import ndimage
+from scipy.spatial import cKDTree
+from scipy.spatial.transform import Rotation
 
-from monai_saliency.utils.arguments import check_option, require
-
-if TYPE_CHECKING:
-    import nibabel
+from monai_saliency.utils.arguments import require
 
 __all__ = ["make_cohort", "make_scan"]
 
@@ -43,8 +43,6 @@ class _Template(NamedTuple):
 @lru_cache(maxsize=1)
 def _template() -> _Template:
     datasets = require("nilearn.datasets", extra="demo")
-    from scipy import ndimage
-
     image = datasets.load_mni152_template(resolution=1)
     intensity = np.asarray(image.dataobj, dtype=np.float32)
     brain = ndimage.binary_fill_holes(intensity > 0)
@@ -55,9 +53,6 @@ def _template() -> _Template:
 
 def make_scan(seed: int, lesion: bool | int) -> tuple[nibabel.Nifti1Image, nibabel.Nifti1Image]:
     """Make one skull-stripped T1 scan of the template brain, and the mask of its lesion."""
-    import nibabel
-    from scipy import ndimage
-
     template = _template()
     rng = np.random.default_rng([seed, 0])
     lesion_rng = np.random.default_rng([seed, 1])  # its own stream, so that a lesion changes nothing else
@@ -80,7 +75,7 @@ def make_scan(seed: int, lesion: bool | int) -> tuple[nibabel.Nifti1Image, nibab
         share, tissue, centre, reach = _lesion(lesion_rng, points, template, taken)
         signal = (1 - share) * signal + share * tissue
         label[(share >= 0.5) & brain] = 1
-        taken = [*taken, _Taken(centre[None], reach)]
+        taken = [*taken, (centre[None], reach)]
 
     signal = np.clip(signal, 0, None) ** rng.uniform(0.85, 1.2)
     signal *= np.exp(rng.uniform(0.03, 0.1) * _smooth_field(rng, shape))  # the coil's bias field
@@ -104,7 +99,7 @@ def make_cohort(
 
     Every second scan has a lesion. The folder is built under a temporary name and then renamed, so that an interrupted
     run leaves nothing under ``dataset_dir``. A folder that already holds a ``dataset.json`` is not changed, whatever
-    its seed; remove it to make another one.
+    its seed and number of scans; remove it to make another one.
 
     Example::
 
@@ -123,20 +118,13 @@ def make_cohort(
         relative to the folder, and ``lesion``: 0 or 1, the class.
 
     Raises:
-        FileExistsError: ``dataset_dir`` exists, is not empty and holds no ``dataset.json``.
         ImportError: nilearn is not installed.
-        ValueError: an argument is out of its range.
+        OSError: ``dataset_dir`` exists, is not empty and holds no ``dataset.json``.
     """
-    section = check_option("section", section, ("training", "test"))
     dataset_dir = Path(dataset_dir).absolute()
     datalist = dataset_dir / "dataset.json"
     if datalist.exists():
-        found = len(json.loads(datalist.read_text()).get(section, []))
-        if found != num_scans:
-            warnings.warn(f"{dataset_dir} is kept: it has {found} {section} scans, not {num_scans}", stacklevel=2)
         return datalist
-    if dataset_dir.exists() and any(dataset_dir.iterdir()):
-        raise FileExistsError(f"{dataset_dir} has files but no dataset.json: expected a cohort, or nothing")
     building = dataset_dir.with_name(f".{dataset_dir.name}.{uuid.uuid4().hex}")
     building.mkdir(parents=True)
     try:
@@ -162,23 +150,12 @@ def _write_cohort(folder: Path, num_scans: int, seed: int, section: str, paired:
             image.to_filename(folder / path)
         cases.append({**case, "lesion": int(lesion)})
     lists = {"training": [], "test": [], section: cases}
-    description = {
-        "name": "Brain lesions, simulated",
-        "description": f"The MNI152 T1 template, posed and sampled anew for each scan, seed {seed}; half with a lesion",
-        "reference": "monai_saliency.data.demo",
-        "tensorImageSize": "3D",
-        "modality": {"0": "T1"},
-        "labels": {"0": "background", "1": "lesion"},
-        "numTraining": len(lists["training"]),
-        "numTest": len(lists["test"]),
-    }
-    (folder / "dataset.json").write_text(json.dumps({**description, **lists}, indent=2) + "\n")
+    content = {"modality": {"0": "T1"}, "labels": {"0": "background", "1": "lesion"}, **lists}
+    (folder / "dataset.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _rotation(rng: np.random.Generator, degrees: float) -> np.ndarray:
     """A (4, 4) rotation by up to ``degrees`` about each axis."""
-    from scipy.spatial.transform import Rotation
-
     matrix = np.eye(4)
     matrix[:3, :3] = Rotation.from_euler("xyz", rng.uniform(-degrees, degrees, 3), degrees=True).as_matrix()
     return matrix
@@ -206,8 +183,7 @@ def _grid(rng: np.random.Generator, pose: np.ndarray) -> tuple[np.ndarray, tuple
     extent = rng.uniform([175, 205, 180], [200, 235, 205])[axes]
     shape = np.ceil(extent / spacing).astype(int)
     tilt = _rotation(rng, 12)
-    if rng.random() < 0.4:
-        tilt = np.eye(4)
+    tilt = np.eye(4) if rng.random() < 0.4 else tilt
     middle = (pose @ np.append(_template().centre, 1))[:3] + rng.uniform(-5, 5, 3)
     affine = _shift(middle) @ tilt @ directions @ np.diag([*spacing, 1]) @ _shift(-(shape - 1) / 2)
     return affine, tuple(int(size) for size in shape)
@@ -228,17 +204,10 @@ def _smooth_field(rng: np.random.Generator, shape: tuple[int, ...], order: int =
     return field / np.abs(field).max()
 
 
-class _Taken(NamedTuple):
-    points: np.ndarray  # (N, 3), template mm
-    radius: float  # around the points, mm
-
-
-def _decoys(
-    rng: np.random.Generator, points: np.ndarray, template: _Template
-) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[_Taken]]:
-    """Return each decoy's share of every voxel (0 to 1) and its intensity there, and where the decoys are."""
-    from scipy.spatial import cKDTree
-
+def _decoys(rng: np.random.Generator, points: np.ndarray, template: _Template) -> tuple[list, list]:
+    """Return each decoy's share of every voxel (0 to 1) and its intensity there, and where the decoys are: points
+    ``(N, 3)`` in template mm, and the radius around them in mm.
+    """
     tissues, taken = [], []
     places = np.argwhere(template.depth >= 8)
     for number in range(VESSELS + SPOTS):
@@ -250,14 +219,12 @@ def _decoys(
             line = line + steps * along * rng.uniform(20, 35) + steps**2 * bend * rng.uniform(0, 12)
             radius = rng.uniform(2.5, 3.2)
         low, high = line.min(axis=0) - radius - 2, line.max(axis=0) + radius + 2
-        inside = (points > low.reshape(3, 1, 1, 1)) & (points < high.reshape(3, 1, 1, 1))
-        near = np.flatnonzero(inside.all(axis=0))
+        near = np.flatnonzero(((low < points.T) & (high > points.T)).all(axis=-1).T)
         distance, _ = cKDTree(line).query(points.reshape(3, -1)[:, near].T)
-        share, tissue = np.zeros(points[0].size), np.zeros(points[0].size)
-        share[near] = np.clip(0.5 + (radius - distance) / 2, 0, 1)  # an edge 2 mm wide
-        tissue[near] = _bright(rng, points.reshape(3, -1)[:, near] - line[0][:, None], DECOY)
-        tissues.append((share.reshape(points[0].shape), tissue.reshape(points[0].shape)))
-        taken.append(_Taken(line, radius))
+        share = np.clip(0.5 + (radius - distance) / 2, 0, 1)  # an edge 2 mm wide
+        tissue = _bright(rng, points.reshape(3, -1)[:, near] - line[0][:, None], DECOY)
+        tissues.append((_whole(points, near, share), _whole(points, near, tissue)))
+        taken.append((line, radius))
     return tissues, taken
 
 
@@ -273,7 +240,7 @@ def _bright(rng: np.random.Generator, offset: np.ndarray, lowest: float) -> np.n
 
 
 def _lesion(
-    rng: np.random.Generator, points: np.ndarray, template: _Template, taken: list[_Taken]
+    rng: np.random.Generator, points: np.ndarray, template: _Template, taken: list
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Return a lesion's share of every voxel (0 to 1), its intensity there in the template's units, its centre in
     template mm, and how far from it the lesion can reach, in mm.
@@ -290,17 +257,20 @@ def _lesion(
     direction = offset / np.maximum(np.linalg.norm(offset, axis=0), 1e-6)
     ripple = np.sin(rng.uniform(2, 5, (4, 3)) @ direction + rng.uniform(0, 2 * np.pi, (4, 1))).mean(axis=0)
 
-    share, tissue = np.zeros(points[0].size), np.zeros(points[0].size)
     inside = (1 + 0.25 * ripple - radius) * axes.mean()  # about the depth under the lesion's surface, mm
-    share[near] = np.clip(0.5 + inside / 3, 0, 1)  # an edge 3 mm wide
-    tissue[near] = _bright(rng, offset, LESION)
-    return share.reshape(points[0].shape), tissue.reshape(points[0].shape), centre, reach
+    share = np.clip(0.5 + inside / 3, 0, 1)  # an edge 3 mm wide
+    return _whole(points, near, share), _whole(points, near, _bright(rng, offset, LESION)), centre, reach
 
 
-def _is_clear(places: np.ndarray, template: _Template, taken: list[_Taken], needed: float) -> np.ndarray:
+def _whole(points: np.ndarray, near: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the values of some voxels of a grid, by their flat indices, and 0 elsewhere."""
+    whole = np.zeros(points[0].size)
+    whole[near] = values
+    return whole.reshape(points[0].shape)
+
+
+def _is_clear(places: np.ndarray, template: _Template, taken: list, needed: float) -> np.ndarray:
     """Return which places ``(N, 3)`` are so far, in mm, from all that is taken, or the clearest twentieth."""
-    from scipy.spatial import cKDTree
-
     mm = 2 * places @ template.affine[:3, :3].T + template.affine[:3, 3]
-    clear = np.min([cKDTree(each.points).query(mm)[0] - each.radius for each in taken], axis=0)
+    clear = np.min([cKDTree(around).query(mm)[0] - radius for around, radius in taken], axis=0)
     return clear >= min(needed, float(np.quantile(clear, 0.95)))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import signal
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
-from queue import Full, Queue
-from threading import Event, Thread
+from itertools import chain
 from typing import Any
 
 import torch
-from monai.data import list_data_collate
+from monai.data import ThreadBuffer, list_data_collate
+from monai.data.utils import no_collation
 from monai.utils import CommonKeys
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -42,25 +40,14 @@ class _Failed:
 class _Guarded(Dataset):
     """Items of a dataset. For an item that fails, ``__getitem__`` returns the error and never raises it."""
 
-    def __init__(self, dataset: Dataset, names: Sequence[str], packed: bool = False) -> None:
+    def __init__(self, dataset: Dataset, names: Sequence[str]) -> None:
         self.dataset = dataset
         self.names = names
-        self.packed = packed
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, index: int) -> Any:
-        found = self._guarded(index)
-        if not self.packed:
-            return found
-        try:
-            return bytes(ForkingPickler.dumps(found))
-        except Exception as error:
-            failed = _Failed.of(error, self.names[index], "it cannot be sent from its worker process: ")
-            return bytes(ForkingPickler.dumps(failed))
-
-    def _guarded(self, index: int) -> Any:
         try:
             item = self.dataset[index]
             if not isinstance(item, Mapping):
@@ -73,20 +60,10 @@ class _Guarded(Dataset):
             return _Failed.of(error, self.names[index])
 
 
-def _use_gpu(number: int | None) -> None:
-    """Make a GPU the current one of this thread: each new thread starts with the first one."""
-    if number is not None:
-        torch.cuda.set_device(number)
-
-
 def _own_signals(worker: int) -> None:
     """Prepare a worker process: its parent handles Ctrl-C, and SIGTERM ends the worker."""
-    # A forked worker inherits the parent's handlers, and, from the thread that starts it, both signals blocked.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    else:  # Windows has no blocked signals to inherit
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class CohortLoader:
@@ -107,16 +84,15 @@ class CohortLoader:
         num_workers: the number of threads or processes that run transforms. 0 runs them in the collating thread.
         processes: use processes instead of threads, for transforms that hold Python's global lock. They cannot
             use a GPU.
-        prefetch: the number of batches that are ready ahead of the consumer.
         device: the device to copy the images to. Default: the images stay where they are.
         image_key: the key of the image whose shape decides which cases share a batch.
 
     Example::
 
         >>> import torch
-        >>> from monai_saliency.data import CohortDataset
+        >>> from monai_saliency.data import CachedDataset
         >>> cases = [{"case": name, "image": torch.zeros(1, 4, 4)} for name in "abc"]
-        >>> for batch in CohortLoader(CohortDataset(cases), batch_size=2):
+        >>> for batch in CohortLoader(CachedDataset(cases), batch_size=2):
         ...     print(batch["case"], tuple(batch["image"].shape))
         ['a', 'b'] (2, 1, 4, 4)
         ['c'] (1, 1, 4, 4)
@@ -129,20 +105,17 @@ class CohortLoader:
         batch_size: int = 1,
         num_workers: int = 0,
         processes: bool = False,
-        prefetch: int = 2,
         device: torch.device | str | None = None,
         image_key: str = CommonKeys.IMAGE,
     ) -> None:
         batch_size = whole_number("batch_size", batch_size, 1)
         if not isinstance(getattr(dataset, "data", None), Sequence):
-            words = "a dataset of cases such as cohort_dataset(find_cases(folder), transform)"
-            instance("dataset", dataset, (), words)
+            instance("dataset", dataset, (), "a dataset of cases such as CachedDataset(find_cases(folder), transform)")
         self.dataset = dataset
         self.failures = instance("failures", failures, Failures, "Failures(path)", none=True)
         self.batch_size = batch_size
         self.num_workers = whole_number("num_workers", num_workers, 0)
         self.processes = flag("processes", processes)
-        self.prefetch = whole_number("prefetch", prefetch, 0)
         self.device = torch_device("device", device)
         self.image_key = image_key
         self.names = [str(case["case"]) for case in dataset.data]
@@ -159,58 +132,34 @@ class CohortLoader:
         return taken
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        ready: Queue = Queue(maxsize=max(1, self.prefetch))
-        stop = Event()
-        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        producer = Thread(target=self._produce, args=(ready, stop, gpu), name="CohortLoader", daemon=True)
-        producer.start()
+        batches = self._batches_or_error()
+        buffer = ThreadBuffer(batches, 2)
         try:
-            for batch in iter(ready.get, None):
-                if isinstance(batch, BaseException):
+            for batch in buffer:
+                if isinstance(batch, Exception):
                     raise batch
-                if isinstance(batch, _Failed):
-                    self._fail(batch)
-                else:
+                if not isinstance(batch, _Failed):
                     yield batch
+                elif self.failures is None:
+                    raise batch.error
+                else:
+                    self.failures.add(batch.error.case, "load", batch.error, batch.trace)
         finally:
             # Also when the consumer stops early or is interrupted.
-            stop.set()
-            producer.join()
+            buffer.stop()
+            batches.close()
 
-    def _fail(self, failed: _Failed) -> None:
-        if self.failures is None:
-            raise failed.error
-        self.failures.add(failed.error.case, "load", failed.error, failed.trace)
-
-    def _produce(self, ready: Queue, stop: Event, gpu: int | None) -> None:
-        def put(thing: Any) -> None:
-            while not stop.is_set():
-                try:
-                    ready.put(thing, timeout=0.2)
-                    return
-                except Full:
-                    continue
-
-        # Python handles signals in the main thread anyway. Worker processes inherit the blocked signals: the terminal
-        # sends Ctrl-C to them too, and it must neither interrupt their work nor print a traceback for each of them.
-        if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    def _batches_or_error(self) -> Generator[Any, None, None]:
+        """What the buffer's thread runs. The consumer raises an error: nobody else would notice one in this thread."""
         try:
-            _use_gpu(gpu)
-            for batch in self._batches(stop, gpu):
-                put(batch)
-                if stop.is_set():
-                    return
-            put(None)
-        except BaseException as error:  # the consumer raises it: nobody else would notice an error in this thread
-            put(error)
+            yield from self._batches()
+        except Exception as error:
+            yield error
 
-    def _batches(self, stop: Event, gpu: int | None) -> Iterator[dict[str, Any] | _Failed]:
+    def _batches(self) -> Iterator[dict[str, Any] | _Failed]:
         """Batches of cases of one shape on one device, and failed cases."""
         waiting: dict[Any, list[dict[str, Any]]] = {}  # by shape, the shape of the oldest case first
-        for item in self._items(stop, gpu):
-            if stop.is_set():
-                return
+        for item in self._items():
             if isinstance(item, _Failed):
                 yield item
                 continue
@@ -227,52 +176,43 @@ class CohortLoader:
     def _collated(self, items: list[dict[str, Any]]) -> Iterator[dict[str, Any] | _Failed]:
         """A batch of the items. If they do not fit together: each item as a batch, or as a failed case."""
         try:
-            batch = self._collate(items)
+            batch = self._on_device(list_data_collate(items))
         except Exception as error:
             if len(items) == 1:
                 yield _Failed.of(error, str(items[0].get("case")), "no batch can be made of it: ")
-                return
-            for item in items:
-                yield from self._collated([item])
+            else:
+                yield from chain.from_iterable(self._collated([item]) for item in items)
         else:
             yield batch
 
-    def _items(self, stop: Event, gpu: int | None) -> Iterator[Any]:
+    def _items(self) -> Iterator[Any]:
         """The items and failed cases, in the order of the cohort."""
         guarded = _Guarded(self.dataset, self.names)
         if self.num_workers == 0:
             yield from (guarded[index] for index in range(len(guarded)))
         elif self.processes:
-            packed = DataLoader(
-                _Guarded(self.dataset, self.names, packed=True),
-                batch_size=None,
-                num_workers=self.num_workers,
-                prefetch_factor=1,
-                worker_init_fn=_own_signals,
-            )
-            yield from map(pickle.loads, packed)
+            settings: dict[str, Any] = {"collate_fn": no_collation, "worker_init_fn": _own_signals}
+            yield from DataLoader(guarded, None, num_workers=self.num_workers, prefetch_factor=1, **settings)
         else:
-            with ThreadPoolExecutor(self.num_workers, "CohortLoader", _use_gpu, (gpu,)) as pool:
+            with ThreadPoolExecutor(self.num_workers, "CohortLoader") as pool:
                 futures: deque[Future] = deque()
                 try:
                     for index in range(len(guarded)):
                         futures.append(pool.submit(guarded.__getitem__, index))
                         if len(futures) > self.num_workers:
                             yield futures.popleft().result()
-                    while futures and not stop.is_set():
+                    while futures:
                         yield futures.popleft().result()
                 finally:
                     for future in futures:
                         future.cancel()
 
-    def _collate(self, items: list[dict[str, Any]]) -> dict[str, Any]:
-        if self.image_key not in items[0]:
-            raise KeyError(f"the item has no {self.image_key!r}, but {sorted(map(str, items[0]))}")
-        batch = list_data_collate(items)
-        if self.device is not None and self.device.type != "cpu":
-            for key, value in batch.items():
-                if isinstance(value, torch.Tensor):
-                    # Only memory of the host can be pinned, and the preprocessing may have moved the tensor already.
-                    pinned = value.pin_memory() if self.device.type == "cuda" and value.is_cpu else value
-                    batch[key] = pinned.to(self.device, non_blocking=True)
+    def _on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if self.device is None or self.device.type == "cpu":
+            return batch
+        for key, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                # Only memory of the host can be pinned, and the preprocessing may have moved the tensor already.
+                pinned = value.pin_memory() if self.device.type == "cuda" and value.is_cpu else value
+                batch[key] = pinned.to(self.device, non_blocking=True)
         return batch

@@ -11,15 +11,11 @@ from monai.utils import CommonKeys, convert_to_tensor, ensure_tuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from monai_saliency.cases import Case, image_file
-from monai_saliency.data.cached_dataset import reads_differ
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.sharding import Unit, check_rank, rank_of, units
 
 __all__ = ["PerturbedImages"]
-
-# The keys that describe each perturbed image.
-_OWN_KEYS = {"case", "index", "mask"}
 
 
 class PerturbedImages(IterableDataset):
@@ -41,7 +37,8 @@ class PerturbedImages(IterableDataset):
         label_key: the key of the label map ``(1, *spatial)``, for masks made of regions.
         held_keys: the keys of the network's other inputs, which are added unchanged to each perturbed image.
         split: how ranks and workers share the cohort: ``"cases"``, ``"masks"`` or ``"auto"``, see
-            :func:`monai_saliency.sharding.units`. If they share the masks of a case, each of them loads the case.
+            :func:`monai_saliency.sharding.units`. If they share the masks of a case, each of them loads the case, so
+            leave out random transforms.
         rank: the rank of this process. Default: its rank in the process group.
         world_size: the number of processes. Default: the size of the process group.
 
@@ -52,8 +49,7 @@ class PerturbedImages(IterableDataset):
 
     Raises:
         ValueError: when there is no such ``split``, or ``rank`` or ``world_size`` is given alone or out of its range.
-        ValueError: when a key names something else that is yielded, and, on iterating, when the masks of a case
-            are shared and the dataset has a random transform, with which each worker would read another image.
+        ValueError: when a key names something else that is yielded.
         CaseError: on iterating, when an item holds no image or lacks a key, or when the masks of a case depend on
             earlier scores.
 
@@ -82,12 +78,8 @@ class PerturbedImages(IterableDataset):
         world_size: int | None = None,
     ) -> None:
         units(0, 1, split)  # checks `split`
-        if (rank is None) != (world_size is None):
-            raise ValueError(f"give `rank` and `world_size`, or neither: got {rank} and {world_size}")
-        if rank is not None and world_size is not None:
-            check_rank(rank, world_size)
         held_keys = ensure_tuple(held_keys)
-        if clash := sorted(_OWN_KEYS & {image_key, *held_keys}):
+        if clash := sorted({"case", "index", "mask"} & {image_key, *held_keys}):
             raise ValueError(f"{clash[0]!r} is a key of what is yielded: rename it in the dataset")
         self.dataset = dataset
         self.inferer = explaining(inferer)
@@ -96,7 +88,9 @@ class PerturbedImages(IterableDataset):
         self.label_key = label_key
         self.held_keys = held_keys
         self.split = split
-        self.place = None if rank is None or world_size is None else (rank, world_size)
+        self.place = None if rank is None and world_size is None else (rank, world_size)
+        if self.place is not None:
+            check_rank(*self.place)
         self._place_when_sent = (0, 1)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,34 +112,19 @@ class PerturbedImages(IterableDataset):
         # Neighbouring units go to different ranks first, so that no rank has all the work.
         return units(len(self.dataset), shares, self.split)[number * world_size + rank :: shares]
 
-    def _item(self, index: int) -> Mapping[str, Any]:
-        """An item of the dataset, as a dictionary with all that is asked for."""
-        item = self.dataset[index]
-        values: Mapping[str, Any] = item if isinstance(item, Mapping) else {self.image_key: item}
-        name = str(values.get(self.case_key) or f"image {index}")
-        wanted = [self.image_key, *self.held_keys, *([] if self.label_key is None else [self.label_key])]
-        if missing := [key for key in wanted if key not in values]:
-            raise CaseError(name, f"the dataset's item has no {str(missing[0])!r}, only {sorted(map(str, values))}")
-        image = values[self.image_key]
-        if not isinstance(image, torch.Tensor | np.ndarray) or image.ndim not in (3, 4) or 0 in image.shape:
-            words = repr(str(self.image_key)) if values is item else "the dataset's item"
-            shape = getattr(image, "shape", ())
-            raise CaseError(
-                name,
-                f"{words} is a {type(image).__name__} of shape {tuple(shape)}, and no image (C, *spatial), 2D or 3D",
-            )
-        return values
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for unit in self.units():
-            if unit.part.count > 1 and reads_differ(self.dataset):
-                raise ValueError(
-                    "ranks and workers share the masks of a case, and the dataset's transform draws at random, so that "
-                    "each of them would perturb another image: leave out random transforms, or set split='cases'"
-                )
-            values = self._item(unit.index)
+            item = self.dataset[unit.index]
+            values: Mapping[str, Any] = item if isinstance(item, Mapping) else {self.image_key: item}
+            name = str(values.get(self.case_key) or f"image {unit.index}")
+            wanted = {self.image_key, *self.held_keys, *([] if self.label_key is None else [self.label_key])}
+            if missing := sorted(wanted - set(values)):
+                raise CaseError(name, f"the dataset's item has no {str(missing[0])!r}, only {sorted(map(str, values))}")
+            if not isinstance(values[self.image_key], torch.Tensor | np.ndarray):
+                kind = type(values[self.image_key]).__name__
+                raise CaseError(name, f"the dataset gives a {kind}, where an image (C, *spatial) is expected")
             image = convert_to_tensor(values[self.image_key], track_meta=True)[None]
-            name = values.get(self.case_key) or image_file(image) or f"image {unit.index}"
+            name = values.get(self.case_key) or image_file(image) or name
             labels = None if self.label_key is None else values[self.label_key]
             case = Case.of(image, name=str(name), labels=labels)
             (state,), _ = self.inferer.start(self.inferer.inputs.join(image, {}), [case])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,12 @@ from monai.config import KeysCollection
 from monai.transforms import MapTransform
 from monai.utils import CommonKeys
 
-from monai_saliency.data.cached_dataset import CachedDataset, ItemKey, choose_backend, is_random
-from monai_saliency.errors import CaseError, as_case_error
-from monai_saliency.inferers.inferer import PerturbationInferer, explaining
+from monai_saliency.data.cached_dataset import CachedDataset, is_random
+from monai_saliency.errors import as_case_error
+from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.identity import network_key
 from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.transforms import Saliencyd
-from monai_saliency.utils.arguments import callable_network
 from monai_saliency.utils.precision import chosen_arithmetic
 
 __all__ = ["SaliencyDataset"]
@@ -40,7 +40,7 @@ class SaliencyDataset(CachedDataset):
 
         Compose([LoadImaged("image"), ..., RandFlipd(["image", "saliency"], prob=0.5)])
 
-    Preprocessed scans are cached as in :class:`monai_saliency.data.cached_dataset.CachedDataset`, and shared with a
+    Preprocessed scans are cached as in :class:`monai_saliency.data.CachedDataset`, and shared with a
     dataset of that class with the same transforms. Maps are separate entries, so that for another network or another
     inferer only the maps are computed again. A cached map is used for the same scan (its files, transforms and library
     versions), the same network and the same inferer, as they are at the read. The batch size may differ.
@@ -60,7 +60,7 @@ class SaliencyDataset(CachedDataset):
         network: any callable on batches ``(B, C, *spatial)``.
         inferer: the inferer, as made by :func:`monai_saliency.rise` and the other methods.
         cache: where scans and maps are kept: ``"none"``, ``"memory"``, ``"disk"``, ``"lmdb"`` or ``"window"``, see
-            :func:`monai_saliency.data.cached_dataset.cohort_dataset`.
+            :class:`monai_saliency.data.CachedDataset`.
         cache_dir: the folder of ``"disk"``, ``"lmdb"`` and ``"window"``.
         network_id: a name chosen by the caller, which must change whenever the network does. Without it, maps of a
             network that cannot be identified, such as one that is not a module, are not cached.
@@ -73,11 +73,9 @@ class SaliencyDataset(CachedDataset):
         device: the device to explain on. Default: the device of the image.
         checksum: identify a scan's files by their content. Otherwise by path, size and modification time.
         window: the number of scans, with their maps, in memory for ``"window"``, at least 1.
-        map_size: the first size of the LMDB database in bytes. It grows as needed.
 
     Raises:
-        ValueError: when a transform before the first random one names ``saliency_key``, or when an argument of the
-            cache is missing or out of its range.
+        ValueError: when an argument of the cache is missing or out of its range.
         CaseError: on reading a case that cannot be loaded or explained. Other cases are not affected.
 
     Example::
@@ -109,96 +107,57 @@ class SaliencyDataset(CachedDataset):
         device: torch.device | str | None = None,
         checksum: bool = False,
         window: int = 32,
-        map_size: int = 1 << 30,
     ) -> None:
-        explaining(inferer)
-        callable_network(network)
         # Two entries for each scan: the scan and its map.
-        super().__init__(data, transform, choose_backend(cache, cache_dir, window, map_size, entries=2), checksum)
+        super().__init__(data, transform, cache, cache_dir, checksum, 2 * window)
         self.network_id = network_id
         self.image_key = image_key
         self.saliency_key = saliency_key
         self._to_map = Saliencyd(image_key, network, inferer, saliency_key, device, label_key, held_keys)
         steps = self._steps()
         self._num_prepared = next((i for i, step in enumerate(steps) if is_random(step)), len(steps))
-        self._check_names(steps)
-        self._warn_of_one_moved(steps)
-
-    def _check_names(self, steps: Sequence[Any]) -> None:
-        for number, step in enumerate(steps[: self._num_prepared], 1):
-            if any(self.saliency_key in part.keys for part in _parts(step)):
-                raise ValueError(
-                    f"transform {number} of {len(steps)}, {type(step).__name__}, names {self.saliency_key!r}, but maps "
-                    "are made after it, right before the first random transform: list it after that one, or give it "
-                    "to a monai.data.Dataset around this one"
-                )
+        self._warn_of_one_moved(steps[self._num_prepared :])
 
     def _warn_of_one_moved(self, steps: Sequence[Any]) -> None:
         """Warn of a transform behind the map that moves the image and not the map, or the map alone."""
-        for number, step in enumerate(steps[self._num_prepared :], self._num_prepared + 1):
-            for part in _parts(step):
-                keys = {self.image_key, self.saliency_key} & set(part.keys)
-                if type(part).__module__.startswith(_MOVING) and len(keys) == 1:
-                    self._warn(
-                        "moved",
-                        f"transform {number} of {len(steps)}, {type(part).__name__}, moves {keys.pop()!r} alone, so "
-                        f"the map does not lie on the image: name {self.image_key!r} and {self.saliency_key!r}",
-                    )
+        for step in steps:
+            keys = {self.image_key, self.saliency_key} & set(step.keys if isinstance(step, MapTransform) else ())
+            if type(step).__module__.startswith(_MOVING) and len(keys) == 1:
+                warnings.warn(
+                    f"{type(step).__name__} moves '{keys.pop()}' alone, so the map does not lie on the image: name "
+                    f"'{self.image_key}' and '{self.saliency_key}'",
+                    stacklevel=3,
+                )
 
     def _prepared(self, case: Any) -> Any:
-        name = str(case.get("case", "without a name"))
         # The keys are computed before the scan is read, so that no map is cached for another scan or network.
         scan = self._key_of(case)
         key = self._map_key(scan)
-        item = self._preprocessed(case, scan if self._num_cached else None)
+        item = self._preprocessed(case, scan)
         item = self._finish(item, self._steps()[self._num_cached : self._num_prepared])
-        self._check_item(name, item)
+        name = str(case.get("case", "without a name"))
+        return {**item, self.saliency_key: self._cached("saliency maps", key, lambda: self._explain(name, item))}
 
-        saliency = self._cached("saliency maps", key, lambda: self._explain(name, item))
-        return {**item, self.saliency_key: saliency}
-
-    def _map_key(self, scan: ItemKey | None) -> ItemKey | None:
+    def _map_key(self, scan: str | None) -> str | None:
         """A hash of all that decides the map of a scan. None, with a warning, when it cannot be identified."""
-        if self.backend is None or scan is None:
+        if scan is None:
             return None
         network, inferer = self._to_map.saliency.network, self._to_map.saliency.inferer
-        if self._num_cached < self._num_prepared:
-            name = type(self._steps()[self._num_cached]).__name__
-            return self._unknown(f"{name}, before the first random transform, cannot be identified")
         settings = {name: value for name, value in inferer.settings.items() if name not in _SPEED}
         decides = [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
         try:
+            if self._num_cached < self._num_prepared:
+                name = type(self._steps()[self._num_cached]).__name__
+                raise Unfingerprintable(f"{name}, before the first random transform, cannot be identified")
             how = fingerprint([decides, chosen_arithmetic()], files=True)
-            return scan._replace(digest=fingerprint([scan.digest, how, network_key(network, self.network_id)]))
+            return fingerprint([scan, how, network_key(network, self.network_id)])
         except Unfingerprintable as error:
-            return self._unknown(str(error))
+            self._warn("saliency", f"saliency maps are not cached, but computed at each read: {error}")
+            return None
 
-    def _unknown(self, reason: str) -> ItemKey | None:
-        self._warn("saliency", f"saliency maps are not cached, but computed at each read: {reason}")
-        return None
-
-    def _check_item(self, name: str, item: Any) -> None:
-        if not isinstance(item, Mapping):
-            raise CaseError(
-                name,
-                f"the transforms before the first random one gave a {type(item).__name__}, not one dictionary",
-            )
-        if self.image_key not in item:
-            raise CaseError(name, f"it has no image_key {self.image_key!r} to explain, but {sorted(map(str, item))}")
-        if self.saliency_key in item:
-            raise CaseError(name, f"it already holds a {self.saliency_key!r}: choose another saliency_key")
-
-    def _explain(self, name: str, item: Mapping[Any, Any]) -> Any:
+    def _explain(self, name: str, item: dict[Any, Any]) -> Any:
         try:
             with _explaining:
                 return self._to_map(item)[self.saliency_key]
         except Exception as error:
             raise as_case_error(error, name, "it could not be explained: ") from error
-
-
-def _parts(step: Any) -> Iterator[MapTransform]:
-    """A transform of dictionaries, or those inside of a transform."""
-    if isinstance(step, MapTransform):
-        yield step
-    for part in getattr(step, "transforms", ()):
-        yield from _parts(part)

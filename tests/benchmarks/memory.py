@@ -38,7 +38,7 @@ def cases(count: int, cache: str, size: int) -> None:
     from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, NormalizeIntensityd, Orientationd
 
     import monai_saliency as ms
-    from monai_saliency.data.cached_dataset import cohort_dataset
+    from monai_saliency.data.cached_dataset import CachedDataset
     from monai_saliency.data.loader import CohortLoader
     from monai_saliency.engines.evaluator import CohortEvaluator, run
     from monai_saliency.handlers.saliency_handler import SaliencyHandler
@@ -66,7 +66,7 @@ def cases(count: int, cache: str, size: int) -> None:
                     NormalizeIntensityd(keys="image"),
                 ]
             )
-            dataset = cohort_dataset(data, preprocessing, cache=cache, cache_dir=folder / "cache", window=8)
+            dataset = CachedDataset(data, preprocessing, cache=cache, cache_dir=folder / "cache", window=8)
             failures, network = Failures(folder / "out" / "failures.csv"), _network().eval()
             inferer = ms.rise(7, 4, target=ms.ClassScore([0], activation="none"), mask_batch_size=8)
             postprocessing = Compose(

@@ -29,7 +29,7 @@ from monai.transforms import (
 )
 from scipy.ndimage import gaussian_filter
 
-from monai_saliency.data.cached_dataset import cohort_dataset
+from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.loader import CohortLoader
 
 BACKENDS = ("none", "memory", "disk", "lmdb", "window")
@@ -94,7 +94,7 @@ def main() -> None:
         for backend in args.only:
             cells = []
             for name, workers in LOADERS.items():
-                dataset = cohort_dataset(
+                dataset = CachedDataset(
                     cases,
                     preprocessing(args.size),
                     cache=backend,

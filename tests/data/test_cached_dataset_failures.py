@@ -23,7 +23,7 @@ from monai.transforms import (
     MapTransform,
 )
 
-from monai_saliency.data.cached_dataset import cohort_dataset
+from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.cohort import find_cases
 
 
@@ -60,7 +60,7 @@ def test_damaged_entries(cohort: Path, cache: str, computed: Any, tmp_path: Path
     uncached = expected(cohort)
     first = dataset(cohort, cache)
     list(first)
-    key, other = (first._key_of(first.data[i]).digest for i in range(2))
+    key, other = (first._key_of(first.data[i]) for i in range(2))
     good = bytes(behind(first.backend).get(key) or b"")
     marker = tmp_path / "poisoned"
     flipped = bytearray(good)
@@ -71,7 +71,7 @@ def test_damaged_entries(cohort: Path, cache: str, computed: Any, tmp_path: Path
     for data in damaged:
         behind(first.backend).put(key, data)
         items = dataset(cohort, cache)
-        with pytest.warns(UserWarning, match="is damaged, and is computed again"):
+        with pytest.warns(UserWarning, match="cannot be read, and are computed again"):
             assert_same(items[0], uncached[0])
         assert computed() == {"a": 1}
         for again in (items, dataset(cohort, cache)):
@@ -101,7 +101,7 @@ def test_cache_dir_is_a_file(cohort: Path) -> None:
     (cohort.parent / "cache").write_text("x")
     for cache in FILED:
         items = dataset(cohort, cache)
-        with pytest.warns(UserWarning, match="cannot be (read|written) .*Make room, .* choose another `cache_dir`"):
+        with pytest.warns(UserWarning, match="cannot be (read|stored)"):
             assert len(list(items)) == 4
 
 
@@ -143,7 +143,7 @@ def test_plain_callables_run_at_each_read(cohort: Path, computed: Any) -> None:
         UserWarning, match="plus_one, is not cached, .* it is not a monai Transform, so it may be random"
     ):
         dataset(cohort, "memory", Compose([Logged("image"), plus_one]))
-    assert cohort_dataset(find_cases(cohort), Compose([Lambdad("image", lambda x: x)]), "none")[0]["case"] == "a"
+    assert CachedDataset(find_cases(cohort), Compose([Lambdad("image", lambda x: x)]), "none")[0]["case"] == "a"
 
 
 def test_items_that_cannot_be_stored(cohort: Path, computed: Any) -> None:

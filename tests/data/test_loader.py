@@ -17,8 +17,8 @@ from monai.data import Dataset
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, ResizeWithPadOrCropd
 
 import monai_saliency as ms
-from monai_saliency.data.cached_dataset import cohort_dataset
-from monai_saliency.data.cohort import CohortDataset, find_cases
+from monai_saliency.data.cached_dataset import CachedDataset
+from monai_saliency.data.cohort import find_cases
 from monai_saliency.data.loader import CohortLoader
 from monai_saliency.errors import CaseError
 from monai_saliency.storage.tables import Failures
@@ -94,7 +94,7 @@ def test_every_good_case_once_and_every_bad_one_listed(
         case["case"]: EXPLAIN(PREPROCESSING(dict(case))["image"].as_tensor()[None], network)[0] for case in cases
     }
     bad = spoil(kind, cases)
-    dataset = cohort_dataset(cases, PREPROCESSING, cache, cache_dir=tmp_path / "cache", window=2)
+    dataset = CachedDataset(cases, PREPROCESSING, cache, cache_dir=tmp_path / "cache", window=2)
     num_workers, processes = WORKERS[workers]
     for _ in ("cold", "warm"):
         failures = Failures(tmp_path / "failures.csv")
@@ -116,7 +116,7 @@ def test_every_good_case_once_and_every_bad_one_listed(
 def test_strict_stops_at_the_first(cases: list[dict[str, Any]], tmp_path: Path) -> None:
     spoil("missing", cases)
     for failures in (Failures(tmp_path / "failures.csv", strict=True), None):
-        loader = CohortLoader(cohort_dataset(cases, PREPROCESSING, "none"), failures, num_workers=2)
+        loader = CohortLoader(CachedDataset(cases, PREPROCESSING, "none"), failures, num_workers=2)
         seen = []
         with pytest.raises(CaseError, match="case s2: "):
             seen.extend(batch["case"] for batch in loader)
@@ -179,7 +179,7 @@ def test_cases_of_one_shape_share_a_batch(
 @pytest.mark.parametrize("num_workers", [0, 3])
 def test_queues_are_bounded_and_an_early_stop_leaves_no_thread(num_workers: int) -> None:
     items = Items([(1, 2, 2)] * 50)
-    iterator = iter(CohortLoader(items, num_workers=num_workers, prefetch=2))
+    iterator = iter(CohortLoader(items, num_workers=num_workers))
     next(iterator)
     time.sleep(0.5)
     assert sum(items.loaded) <= 1 + 2 + 1 + num_workers + 1
@@ -217,20 +217,8 @@ def test_an_item_that_is_no_dictionary_is_listed(workers: tuple[int, bool], tmp_
     assert "gave a list; they must give one dictionary for each case" in row["error"]
 
 
-def test_an_item_that_cannot_be_sent_is_listed(tmp_path: Path) -> None:
-    """A worker's queue drops it with a traceback on the terminal, and its reader would wait for ever."""
-    items = Items([A] * 3)
-    items.data[1]["extra"] = (i for i in range(3))
-    items.images[2].requires_grad_()
-    items.images[2] = items.images[2] * 1
-    failures = Failures(tmp_path / "failures.csv")
-    assert batches(CohortLoader(items, failures, num_workers=1, processes=True)) == ["0"]
-    assert [row["case"] for row in failures.rows] == ["c1", "c2"]
-    assert all("it cannot be sent from its worker process" in row["error"] for row in failures.rows)
-
-
 @pytest.mark.parametrize("workers", [(0, False), (2, True)], ids=["no workers", "2 processes"])
-@pytest.mark.parametrize("kind", [Dataset, CohortDataset])
+@pytest.mark.parametrize("kind", [Dataset, CachedDataset])
 def test_a_transform_that_names_the_file_fails_under_the_cases_name(
     kind: type, workers: tuple[int, bool], cases: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -243,21 +231,3 @@ def test_a_transform_that_names_the_file_fails_under_the_cases_name(
     (row,) = failures.read()
     assert (row["case"], row["stage"]) == ("s2", "load")
     assert "NaN" in row["error"]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_threads_use_the_gpu_of_the_one_that_started_them(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new thread's current GPU is the first one: a rank's preprocessing on `cuda` would land there."""
-    current = threading.local()
-    current.number = 3
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "number", 0))
-    monkeypatch.setattr(torch.cuda, "set_device", lambda number: setattr(current, "number", number))
-
-    def seen(item: dict[str, Any]) -> dict[str, Any]:
-        return {**item, "gpu": torch.cuda.current_device(), "thread": threading.get_ident()}
-
-    cases = [{"case": str(number), "image": torch.zeros(1, 2, 2)} for number in range(4)]
-    batches = list(CohortLoader(CohortDataset(cases, seen), num_workers=num_workers))
-    assert [int(batch["gpu"]) for batch in batches] == [3] * 4
-    assert threading.get_ident() not in {int(batch["thread"]) for batch in batches}

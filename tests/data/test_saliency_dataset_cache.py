@@ -27,7 +27,7 @@ from monai.transforms import (
 )
 
 import monai_saliency as ms
-from monai_saliency.data.cached_dataset import cohort_dataset
+from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.cohort import find_cases
 
 
@@ -69,7 +69,7 @@ def test_what_changed_is_computed(cohort: Path, notes: Any) -> None:
 
 
 def test_scans_are_shared_with_a_dataset_without_maps(cohort: Path, notes: Any) -> None:
-    list(cohort_dataset(find_cases(cohort), preprocessing(), "disk", cohort.parent / "cache"))
+    list(CachedDataset(find_cases(cohort), preprocessing(), "disk", cohort.parent / "cache"))
     list(dataset(cohort, "disk"))
     assert notes() == {"scans": 3, "maps": 3}
 

@@ -24,7 +24,7 @@ from monai.transforms import (
 )
 
 from helpers.caches import FILED
-from monai_saliency.data.cached_dataset import CachedDataset, cohort_dataset
+from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.cohort import find_cases
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.transforms import CheckScand
@@ -79,7 +79,7 @@ def dataset(cohort: Path, cache: str, transform: Any = None, **options: Any) -> 
     options = {"cache_dir": cohort.parent / "cache"} | options
     # Not `transform or ...`: the length of a Compose seeds the random transforms nested in it anew.
     transform = preprocessing() if transform is None else transform
-    return cohort_dataset(find_cases(cohort), transform, cache, **options)
+    return CachedDataset(find_cases(cohort), transform, cache, **options)
 
 
 def digest(item: Any) -> str:

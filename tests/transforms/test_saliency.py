@@ -173,12 +173,12 @@ class TestCheckScand:
             CheckScand("image")(loaded(flat))
 
     def test_error_names_the_case_through_a_pipeline(self, scan: Path) -> None:
-        from monai_saliency.data.cohort import CohortDataset
+        from monai_saliency.data.cached_dataset import CachedDataset
 
         series = scan.with_name("series.nii.gz")
         nib.save(nib.Nifti1Image(np.zeros((4, 5, 6, 3), np.float32), np.eye(4)), series)
         pipeline = Compose([LoadImaged("image"), EnsureChannelFirstd("image"), CheckScand("image")])
-        dataset = CohortDataset([{"case": "series", "image": str(series)}], pipeline)
+        dataset = CachedDataset([{"case": "series", "image": str(series)}], pipeline)
         with pytest.raises(CaseError, match=r"^case series: the file is a 4D series of 3 volumes"):
             dataset[0]
 
