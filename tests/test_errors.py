@@ -48,7 +48,7 @@ def test_an_error_that_says_what_to_do_is_reported_instead_of_its_cause() -> Non
 
 def test_a_listing_that_cannot_be_read_says_what_to_do_last(tmp_path: Path) -> None:
     (tmp_path / "dataset.json").write_text("{")
-    with pytest.raises(ValueError, match="not valid JSON") as caught:
+    with pytest.raises(ValueError, match="cannot be read as a list of scans") as caught:
         find_cases(tmp_path)
     assert "mend it" in str(root_cause(caught.value))
 

@@ -1,4 +1,4 @@
-"""Preprocessing that is computed once for each scan, and cached in memory, on disk, in LMDB or in a moving window.
+"""Preprocessing that is computed once for each scan, and cached in memory, on disk or in LMDB.
 
 Reading an entry never runs code, whoever wrote it, but its voxels are used as they are. So share a folder only with
 people who may also replace your scans.

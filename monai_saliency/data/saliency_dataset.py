@@ -40,16 +40,13 @@ class SaliencyDataset(CachedDataset):
 
         Compose([LoadImaged("image"), ..., RandFlipd(["image", "saliency"], prob=0.5)])
 
-    Preprocessed scans are cached as in :class:`monai_saliency.data.CachedDataset`, and shared with a
-    dataset of that class with the same transforms. Maps are separate entries, so that for another network or another
-    inferer only the maps are computed again. A cached map is used for the same scan (its files, transforms and library
+    Preprocessed scans are cached as in :class:`monai_saliency.data.CachedDataset`, and shared with a dataset of that
+    class. Maps are separate entries. A cached map is used for the same scan (its files, transforms and library
     versions), the same network and the same inferer, as they are at the read. The batch size may differ.
 
-    A module is identified by its classes, weights, buffers and plain attributes
-    (:func:`monai_saliency.networks.network_fingerprint`); a ``network_id`` saves this time. Without a ``network_id``,
-    maps of a module that holds something unknown (a hook, a lambda, a class defined in a function) are not cached, with
-    a warning. Explaining switches a module to evaluation
-    mode for a while. So give a copy of a module that is trained at the same time.
+    A module is identified by its classes, weights, buffers and plain attributes; a ``network_id`` saves this time.
+    Without one, maps of a module that holds something unknown (a hook, a lambda) are not cached, with a warning.
+    Explaining switches a module to evaluation mode for a while, so give a copy of one that is trained meanwhile.
 
     Any number of threads may read, and one case at a time is explained. With worker processes use the ``"disk"`` or
     ``"lmdb"`` cache, since each process has its own memory.

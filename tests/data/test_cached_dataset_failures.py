@@ -90,7 +90,7 @@ def test_damaged_database(cohort: Path, tmp_path: Path) -> None:
     marker = tmp_path / "poisoned"
     for content in (whole[:50], bytes(20000), *poisons(marker)):
         file.write_bytes(content)
-        with pytest.warns(UserWarning, match=r"cannot be read in the cache, and are computed .*cache\.lmdb"):
+        with pytest.warns(UserWarning, match=r"cannot be read, and are computed .*cache\.lmdb"):
             items = list(dataset(cohort, "lmdb"))
         for item, reference in zip(items, uncached, strict=True):
             assert_same(item, reference)
