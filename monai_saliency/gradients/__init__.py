@@ -6,11 +6,10 @@ Nothing else in this package looks inside a network. These methods need one whos
 ========================  ==============================================================================================
 module                    what
 ========================  ==============================================================================================
-``base``                  the contract: :class:`GradientMethod`
+``base``                  the contract: :class:`GradientMethod`, and the calls of a network: :class:`NetworkCalls`
 ``integrated``            :class:`IntegratedGradients`
 ``smoothgrad``            :class:`SmoothGrad`
 ``grad_cam``              :class:`GradCAM`
-``call``                  one call of a network whose derivative is asked for: :class:`NetworkCalls`
 ========================  ==============================================================================================
 """
 

@@ -1,17 +1,18 @@
-"""The contract of white-box methods."""
+"""The contract of white-box methods, and a network's calls whose derivative is asked for."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from monai_saliency.estimators.base import Meaning
+from monai_saliency.utils.monai_private import tree_leaves, tree_map
 
-__all__ = ["GradientMethod", "NoGradient"]
+__all__ = ["GradientMethod", "NetworkCalls", "NoGradient"]
 
 
 class NoGradient(Exception):
@@ -46,15 +47,9 @@ class GradientMethod(ABC):
 
     @abstractmethod
     def images(self, image: torch.Tensor, fill: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-        """Some of the images at which the score is differentiated.
+        """The images ``(n, C, *spatial)`` at which the score is differentiated, of n numbers in [0, N).
 
-        Args:
-            image: ``(C, *spatial)``, the one that is explained.
-            fill: ``(C, *spatial)``, the baseline.
-            indices: which of them, n numbers in [0, N).
-
-        Returns:
-            ``(n, C, *spatial)``.
+        Image and fill (the baseline) are ``(C, *spatial)``.
         """
 
     def weights(self) -> torch.Tensor:
@@ -63,46 +58,111 @@ class GradientMethod(ABC):
 
     @abstractmethod
     def map(self, mean: torch.Tensor, image: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
-        """Make the map.
-
-        Args:
-            mean: ``(C, *spatial)``, the weighted mean of what :meth:`pull` gives, float64 (float32 on devices without
-                float64).
-            image: ``(C, *spatial)``.
-            fill: ``(C, *spatial)``.
-
-        Returns:
-            ``(*spatial)``.
-        """
+        """Make the map ``(*spatial)`` of the weighted mean ``(C, *spatial)`` of what :meth:`pull` gives."""
 
     @contextmanager
     def watching(self, network: Any) -> Iterator[Any]:
-        """Watch a call of the network, for :meth:`pull`.
-
-        Args:
-            network: the network, as the user gave it.
-
-        Yields:
-            anything; None by default.
-
-        Raises:
-            NoGradient: when the network cannot be watched.
-        """
+        """Watch a call of the network, for :meth:`pull`; a NoGradient when it cannot be watched."""
         yield None
 
     def pull(
         self, images: torch.Tensor, watched: Any, outputs: Sequence[torch.Tensor], grads: Sequence[Any], keep: bool
     ) -> torch.Tensor | None:
-        """What a call of the network tells of its images: by default the derivative of the score.
+        """What a call of the network tells of its images or patches ``(n, C, *size)``: the derivative of the score.
 
-        Args:
-            images: ``(n, C, *size)``, whole images or patches, for which the network was called.
-            watched: what :meth:`watching` gave.
-            outputs: the outputs of the call.
-            grads: the derivative of the score with respect to each output.
-            keep: whether this is called again for the same call.
-
-        Returns:
-            of the shape of ``images``; None where the outputs do not depend on them.
+        ``grads`` is the derivative of the score with respect to each output, ``watched`` what :meth:`watching` gave.
+        None where the outputs do not depend on the images. With ``keep`` this is called again for the same call.
         """
         return torch.autograd.grad(outputs, images, grads, retain_graph=keep, allow_unused=True)[0]
+
+
+class NetworkCalls:
+    """Calls a network such that a derivative of its outputs becomes what a method reads of it."""
+
+    def __init__(self, method: GradientMethod, network: Any, again: bool) -> None:
+        self.method = method
+        self.network = network
+        self.again = again
+        self.broken = ""
+
+    def __call__(self, call: Callable[..., Any], images: Any, *args: Any, **kwargs: Any) -> Any:
+        """The output of a call."""
+        if not isinstance(images, torch.Tensor):  # a list of images: kept as it is
+            return call(images, *args, **kwargs)
+        made = _Call(self, lambda leaf: call(leaf, *args, **kwargs), images)
+        floats = [each for each in tree_leaves(made.output) if _is_float(each)]
+        # Copies, since the inferer may write there.
+        tracked = iter(_Function.apply(images, made, [each.detach().clone() for each in floats]) if floats else ())
+        output, made.output = made.output, None
+        return tree_map(lambda value: next(tracked) if _is_float(value) else value, output)
+
+
+class _Call:
+    """One call. With ``calls.again`` it runs once more for its derivative, so that nothing is kept between."""
+
+    def __init__(self, calls: NetworkCalls, call: Callable[[torch.Tensor], Any], images: torch.Tensor) -> None:
+        self.calls = calls
+        self.call = call
+        kind = images.device.type
+        self._cast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        self._kept: tuple[torch.Tensor, Any, Sequence[torch.Tensor]] | None = None
+        if calls.again:
+            with torch.no_grad():
+                self.output = call(images.detach())
+        else:
+            self.output = self._run(images)
+
+    def _run(self, images: torch.Tensor) -> Any:
+        with torch.enable_grad(), torch.autocast(*self._cast):
+            leaf = images.detach().requires_grad_()
+            try:
+                with self.calls.method.watching(self.calls.network) as watched:
+                    output = self.call(leaf)
+            except NoGradient as error:
+                self.calls.broken, watched, output = str(error), None, self.call(leaf)
+        self._kept = leaf, watched, [each for each in tree_leaves(output) if _is_float(each)]
+        return output
+
+    def pulled(self, images: torch.Tensor, grads: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """What the method reads, of the shape of the images."""
+        asked = [each is not None and bool(each.any()) for each in grads]
+        if not any(asked):
+            return torch.zeros_like(images)
+        if self.calls.broken:
+            return None
+        if self._kept is None:
+            self._run(images)
+        leaf, watched, outputs = self._kept  # type: ignore[misc]
+        if self.calls.again:
+            self._kept = None
+        places = [i for i, output in enumerate(outputs) if asked[i] and output.requires_grad]
+        if not places:
+            return None
+        return self.calls.method.pull(
+            leaf, watched, [outputs[i] for i in places], [grads[i] for i in places], not self.calls.again
+        )
+
+
+class _Function(torch.autograd.Function):
+    """A call of a network, for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, images: torch.Tensor, made: _Call, floats: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        ctx.made = made
+        ctx.save_for_backward(images)
+        return tuple(floats)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        (images,), calls = ctx.saved_tensors, ctx.made.calls
+        try:
+            found = ctx.made.pulled(images, grads)
+        except NoGradient as error:
+            calls.broken, found = str(error), None
+        if found is None:
+            calls.broken = calls.broken or "its outputs do not depend on its images, as far as autograd sees"
+        return torch.zeros_like(images) if found is None else found, None, None
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -62,7 +62,7 @@ class GradCAM(GradientMethod):
 
     @contextmanager
     def watching(self, network: Any) -> Iterator[_Layer]:
-        if not isinstance(network, torch.nn.Module):
+        if not isinstance(network, torch.nn.Module) or isinstance(network, torch.jit.ScriptModule):
             raise NoGradient(f"it is a {type(network).__name__}, which has no layers that could be watched")
         modules = dict(network.named_modules())
         if self.target_layer is None:
@@ -70,17 +70,12 @@ class GradCAM(GradientMethod):
         elif self.target_layer in modules:
             modules = {self.target_layer: modules[self.target_layer]}
         else:
-            raise ValueError(
-                f"`target_layer` {self.target_layer!r} is not a layer of {type(network).__name__}, which has "
-                f"{', '.join(list(modules)[-3:])} and others: see network.named_modules()"
-            )
+            words = f"is not a layer of {type(network).__name__}, such as {', '.join(list(modules)[-3:])}"
+            raise ValueError(f"`target_layer` {self.target_layer!r} {words}: see network.named_modules()")
         layer = _Layer()
         with ExitStack() as stack:
             for name, module in modules.items():
-                try:
-                    stack.callback(module.register_forward_hook(partial(layer.note, name)).remove)
-                except RuntimeError as error:  # a TorchScript module
-                    raise NoGradient(f"its layers cannot be watched ({error})") from error
+                stack.callback(module.register_forward_hook(partial(layer.note, name)).remove)
             yield layer
         if layer.name is not None and _named.get(network) != layer.name:
             _named[network] = layer.name
@@ -90,8 +85,8 @@ class GradCAM(GradientMethod):
         self, images: torch.Tensor, watched: Any, outputs: Sequence[torch.Tensor], grads: Sequence[Any], keep: bool
     ) -> torch.Tensor | None:
         if watched.activation is None:
-            layer = "none of its layers" if self.target_layer is None else f"not the layer {self.target_layer!r}"
-            raise NoGradient(f"{layer} gives a tensor (n, channels, *spatial) of two voxels or more with a derivative")
+            words = "gives a tensor (n, channels, *spatial) of two voxels or more with a derivative"
+            raise NoGradient(f"no layer of those that are watched ({self.target_layer or 'all'}) {words}")
         activation = watched.activation
         (found,) = torch.autograd.grad(outputs, activation, grads, retain_graph=keep, allow_unused=True)
         if found is None:

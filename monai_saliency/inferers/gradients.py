@@ -4,7 +4,7 @@ This needs a network whose scores can be differentiated: a module, TorchScript, 
 remote call, an exported engine, a network under ``no_grad`` and a target that counts voxels give no derivative. Such a
 case fails, unless the score is the same for the image and its fill: then the map is zero. Under any inferer but
 ``SimpleInferer`` the network's calls are made again when the derivative of their outputs is known
-(:class:`~monai_saliency.gradients.call.NetworkCalls`).
+(:class:`~monai_saliency.gradients.base.NetworkCalls`).
 
 captum and MONAI have the same methods for one image of a classifier; tests hold that the maps are equal.
 """
@@ -20,8 +20,7 @@ import torch
 from monai.inferers import Inferer, SimpleInferer
 
 from monai_saliency.errors import CaseError
-from monai_saliency.gradients.base import GradientMethod
-from monai_saliency.gradients.call import NetworkCalls
+from monai_saliency.gradients.base import GradientMethod, NetworkCalls
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Cancelled, Forward
 from monai_saliency.inferers.whole_method import OneCase, WholeMethodInferer

@@ -25,8 +25,7 @@ def network_fingerprint(network: Any, network_id: str | None = None) -> str | No
         network_id: a name chosen by the caller, which must change whenever the network does. Needed for everything but
             a module that consists of importable classes and of plain values: TorchScript, hooks, lambdas, open files.
 
-    Returns:
-        the hash; None for a network that cannot be identified, whose results must not be used again.
+    It is None for a network that cannot be identified, whose results must not be used again.
 
     Example::
 

@@ -69,10 +69,8 @@ class TensorInput:
     def check_inferer(self, split: SplitInputs, inferer: Inferer) -> None:
         """Refuse an inner MONAI inferer that cannot run these inputs."""
         if split.held_values and isinstance(inferer, (SlidingWindowInferer, PatchInferer)):
-            raise ValueError(
-                f"held inputs {list(split.held_values)} are not on the images' grid, so they do not follow their cases "
-                f"into the patches of {type(inferer).__name__}: use SimpleInferer"
-            )
+            words = f"held inputs {list(split.held_values)} are not on the images' grid"
+            raise ValueError(f"{words}, so {type(inferer).__name__} cannot cut them into patches: use SimpleInferer")
 
     def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
         """The network's output for a batch ``(n, C + H, *spatial)`` of perturbed and held images, run by the inner
@@ -97,10 +95,8 @@ class ListInput(TensorInput):
 
     def check_inferer(self, split: SplitInputs, inferer: Inferer) -> None:
         if isinstance(inferer, (SlidingWindowInferer, PatchInferer)):
-            raise ValueError(
-                f"{type(inferer).__name__} does not take a list of images: use SimpleInferer, and the detector's own "
-                "sliding window if it has one"
-            )
+            words = "use SimpleInferer, and the detector's own sliding window if it has one"
+            raise ValueError(f"{type(inferer).__name__} does not take a list of images: {words}")
 
     def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
         return infer(list(batch), network)
@@ -214,10 +210,8 @@ class ArgumentInputs(_NamedInputs):
         joined = super().join(image, held)
         if held and self.positional is None:
             if not all(isinstance(name, int) for name in joined):
-                raise ValueError(
-                    f"the inputs {list(joined)} are given by name, so their order is not known: give ArgumentInputs "
-                    "`positional` ([] passes all by name)"
-                )
+                words = "so their order is not known: give ArgumentInputs `positional` ([] passes all by name)"
+                raise ValueError(f"the inputs {list(joined)} are given by name, {words}")
             return {place: joined[place] for place in sorted(joined)}
         return joined
 
@@ -230,9 +224,8 @@ class ArgumentInputs(_NamedInputs):
 def _held(name: Any, value: Any, first: torch.Tensor) -> torch.Tensor:
     """Check a held input ``(B, ...)``."""
     if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != len(first):
-        raise ValueError(
-            f"held input {name!r} must be a tensor with one row for each of {len(first)} cases, got {_shape(value)}"
-        )
+        words = f"a tensor with one row for each of {len(first)} cases"
+        raise ValueError(f"held input {name!r} must be {words}, got {_shape(value)}")
     return plain(value).to(first.device)
 
 
@@ -245,10 +238,8 @@ def _images(what: str, images: Any) -> torch.Tensor:
         )
     *rows, last = images.shape[1:]
     if last <= 4 and last != 2 and min(rows) >= 16:
-        raise ValueError(
-            f"{what} must be channel-first, (B, C, *spatial), got {tuple(images.shape)}, whose last axis looks like "
-            "the channels: write images.movedim(-1, 1)"
-        )
+        words = "whose last axis looks like the channels: write images.movedim(-1, 1)"
+        raise ValueError(f"{what} must be channel-first, (B, C, *spatial), got {tuple(images.shape)}, {words}")
     if not images.is_floating_point():
         raise TypeError(f"{what} must be floating point, got {images.dtype}: scale the images, or call .float()")
     return plain(images)

@@ -103,7 +103,6 @@ class NNUNetModel:
         channels: how many channels (modalities, each in a file) a scan has.
 
     Raises:
-        FileNotFoundError: when a file is missing.
         ValueError: when there are several models to choose from, a checkpoint holds code, the model is the second stage
             of a cascade, or its scans are read by another reader than nnU-Net's of NIfTI.
     """

@@ -69,9 +69,6 @@ def accelerated(
             derivatives, as in white-box methods, the network runs uncompiled.
         prefix: what precedes the settings' names, for errors.
 
-    Raises:
-        ValueError: when a setting is something else, or when network or device cannot be run so.
-
     Example::
 
         >>> import torch

@@ -306,7 +306,7 @@ def test_a_layer_that_is_not_there() -> None:
         ValueError, match=r"`target_layer` 'class_layers.rel' is not a layer of DenseNet.*class_layers\."
     ):
         ms.grad_cam("class_layers.rel", target=FIRST)(image(1, 1, 16, 16, 16), classifier())
-    with pytest.raises(CaseError, match=r"not the layer 'class_layers.out' gives a tensor \(n, channels"):
+    with pytest.raises(CaseError, match=r"are watched \(class_layers.out\) gives a tensor \(n, channels"):
         ms.grad_cam("class_layers.out", target=FIRST)(image(1, 1, 16, 16, 16), classifier())
 
 
