@@ -64,8 +64,8 @@ class _SegmentationTarget(Target):
         self.region = region
         self.label_values: dict[int, list[int]] = {}
         if label_values is not None:
-            several = isinstance(label_values, Sequence) and not isinstance(self.channels, str)
-            if not several or len(label_values) != len(self.channels):
+            several = isinstance(label_values, Sequence)
+            if isinstance(self.channels, str) or not several or len(label_values) != len(self.channels):
                 raise ValueError(f"`label_values` must have one entry for each channel, got {label_values!r}")
             values = [indices("label_values", each) for each in label_values]
             self.label_values = dict(zip(self.channels, values, strict=True))

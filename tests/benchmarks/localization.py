@@ -134,9 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num_scans", type=int, default=40)
     parser.add_argument("--num_lesions", type=int, default=1)
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the first scan; random weights are drawn anew for each scan"
-    )
+    parser.add_argument("--seed", type=int, default=0, help="of the first scan")
     parser.add_argument("--set", nargs="*", default=[], metavar="ID=VALUE", help="of the bundle, such as method=rise")
     parser.add_argument("--random_scans", type=int, help="for random weights; as many as there are by default")
     add_options(parser)
@@ -144,10 +142,8 @@ def main() -> None:
     overrides = {name: yaml.safe_load(value) for name, value in (pair.split("=", 1) for pair in args.set)}
     config = read_bundle(**overrides)
 
-    trained = Explained(
-        config, load_checkpoint(config.get_parsed_content("network"), BUNDLE / "models" / "model.pt").eval()
-    )
-    random, intensity = Explained(config, trained.network), Rates()
+    network = load_checkpoint(config.get_parsed_content("network"), BUNDLE / "models" / "model.pt").eval()
+    trained, random, intensity = Explained(config, network), Explained(config, network), Rates()
     chance, missed, seed = [], 0, FIRST_SCAN + args.seed
     with tempfile.TemporaryDirectory() as folder:
         while len(trained.distances) < args.num_scans:

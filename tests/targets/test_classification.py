@@ -55,15 +55,11 @@ class TestClassScore:
         with pytest.warns(UserWarning, match=".*already looks like probabilities.*activation='none'"):
             ClassScore([0], activation).bind(torch.tensor(output), FLAT)
 
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_half_precision_is_scored_in_float32(self, dtype: torch.dtype) -> None:
-        output = torch.tensor([[1.0, 3.0, 2.0]], dtype=dtype)
-        scores = ClassScore("all", "softmax").bind(output, FLAT)(output)
-        torch.testing.assert_close(scores, output.float().softmax(dim=1), rtol=0, atol=0)
-
-    def test_law_9_double_stays_double(self) -> None:
-        scores = ClassScore("all", "softmax").bind(LOGITS.double(), FLAT)(LOGITS.double())
-        torch.testing.assert_close(scores, LOGITS.double().softmax(dim=1), rtol=0, atol=0)
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+    def test_law_9_half_precision_is_scored_in_float32_and_double_stays_double(self, dtype: torch.dtype) -> None:
+        output = LOGITS.to(dtype)
+        expected = (output if dtype == torch.float64 else output.float()).softmax(dim=1)
+        torch.testing.assert_close(ClassScore("all", "softmax").bind(output, FLAT)(output), expected, rtol=0, atol=0)
 
     @pytest.mark.parametrize(
         ("classes", "output", "match"),

@@ -179,11 +179,6 @@ class TestByHand:
         with pytest.raises(ValueError, match=f".*{match}"):
             DetectionScore().bind([{**box(8, 8, 12, 10), **change}], CASES[2])
 
-    def test_detections_without_a_key(self) -> None:
-        bound = DetectionScore().bind([box(8, 8, 12, 10)], CASES[2])
-        with pytest.raises(ValueError, match=r".* have the keys \['boxes', 'labels'\], without \{'labels_sc"):
-            bound([{key: value for key, value in box(8, 8, 12, 10).items() if key != "labels_scores"}])
-
 
 class _Heads(torch.nn.Module):
     """As small as MONAI's RetinaNet can be: two heads on blocks of four voxels."""
