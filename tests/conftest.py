@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,9 +12,6 @@ import torch
 import torch.distributed as dist
 from helpers import fork_server, nnunet
 from helpers.layouts import LAYOUTS, Bundle
-from helpers.threads import left
-
-__all__ = ["left"]
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and processes pass that on to their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -51,6 +49,18 @@ def _no_process_group() -> Iterator[None]:
             os.environ[name] = value
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.fixture
+def left() -> Callable[[], list[str]]:
+    """Names the background threads that began in this test and still run.
+
+    The thread of an earlier test's run ends only with that run's error, which may still be held.
+    """
+    earlier = set(threading.enumerate())
+    return lambda: [
+        each.name for each in threading.enumerate() if each.name.startswith("Background") and each not in earlier
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +18,6 @@ from helpers.files import maps
 from helpers.own_bundle import BATCHES, forwards, rank, settings
 from helpers.own_pipeline import MASKS, Network, from_file, inferer, loader, plain_maps, run_page, scans
 from helpers.paths import TESTS
-from helpers.ports import own_port
 from helpers.scans import LPS, write_scan
 from lightning.pytorch import Trainer
 from monai.data import DataLoader
@@ -37,7 +37,8 @@ def trainer(**more: Any) -> Trainer:
 def environment(tmp_path: Path) -> dict[str, str]:
     path = os.pathsep.join([str(TESTS), *sys.path])
     own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
-    return os.environ | own | {"MASTER_PORT": own_port()}
+    # Below the ports that the system hands out by itself, which may be another process's by the time one is used.
+    return os.environ | own | {"MASTER_PORT": str(random.SystemRandom().randrange(20000, 32000))}
 
 
 def by_case(predictions: list[dict[str, Any]]) -> dict[str, torch.Tensor]:

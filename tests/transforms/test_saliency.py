@@ -7,7 +7,6 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.pretend_device import DEVICE, Counted
 from matplotlib.figure import Figure
 from monai.data import MetaTensor
 from monai.transforms import (
@@ -17,7 +16,7 @@ from monai.transforms import (
     Spacingd,
 )
 
-from monai_saliency import ClassScore, Saliency, Saliencyd, channel_occlusion, region_occlusion, sliding_window
+from monai_saliency import ClassScore, Saliency, Saliencyd, channel_occlusion, sliding_window
 from monai_saliency.errors import CaseError
 from monai_saliency.transforms import CheckScand, SaveSaliencyd
 
@@ -268,20 +267,3 @@ class TestSaveSaliencyd:
             SaveSaliencyd("saliency", tmp_path / "out")(loaded(scan))
         SaveSaliencyd("saliency", tmp_path / "out", allow_missing_keys=True)(loaded(scan))
         assert files_below(tmp_path / "out") == []
-
-
-@pytest.mark.parametrize(
-    "labels", [None, torch.arange(16 * 12).reshape(1, 16, 12) // 48 + 1], ids=["windows", "regions"]
-)
-def test_a_scan_that_lies_elsewhere_than_the_network(labels: torch.Tensor | None) -> None:
-    """Scan and label map are taken to the device, here one that is made up, and the map comes back to the scan."""
-    image = MetaTensor(torch.rand(1, 16, 12), affine=torch.diag(torch.tensor([2.0, 3.0, 1.0, 1.0])))
-    target = ClassScore([0, 1], "none")
-    explain = region_occlusion(target=target) if labels is not None else sliding_window(5, target=target)
-    mode = Counted()
-    with mode:
-        found = Saliency(mode.network(total), explain, device=DEVICE)(image, labels)
-    assert sum(mode.sizes) > 4
-    assert found.device == image.device
-    assert torch.equal(found.affine, image.affine)
-    assert torch.equal(found.as_tensor(), Saliency(total, explain)(image, labels).as_tensor())
