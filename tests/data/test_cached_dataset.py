@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.cached_cohort import AFFINE, all_once, dataset, expected, preprocessing, scan
-from helpers.caches import FILED, KINDS
+from helpers.cached_cohort import AFFINE, FILED, KINDS, all_once, dataset, expected, preprocessing, scan
 from helpers.items import assert_same
 from monai.data import MetaTensor
 from monai.transforms import (

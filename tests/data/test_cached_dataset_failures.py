@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.cached_cohort import Logged, all_once, dataset, digest, expected, in_children, preprocessing
-from helpers.caches import FILED, behind
+from helpers.cached_cohort import FILED, Logged, all_once, behind, dataset, digest, expected, in_children, preprocessing
 from helpers.items import assert_same
 from helpers.warned import our_warnings
 from monai.transforms import (

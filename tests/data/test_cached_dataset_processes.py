@@ -10,12 +10,13 @@ import pytest
 import torch
 from helpers import fork_server
 from helpers.cached_cohort import (
+    FILED,
     dataset,
     digest,
     expected,
     in_children,
+    in_threads,
 )
-from helpers.caches import FILED, in_threads
 from helpers.paths import ROOT, TESTS
 from torch.utils.data import DataLoader
 

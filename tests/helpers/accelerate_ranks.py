@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import monai.bundle
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
 
-from helpers.own_bundle import settings
+from helpers.own_bundle import explain_cohorts
 from helpers.own_pipeline import Network, inferer, loader, scans
 from monai_saliency.data.perturbed_images import PerturbedImages
 from monai_saliency.distributed.accelerate import explain_loader
@@ -53,18 +52,8 @@ def main(folder: Path) -> None:
     found["perturbed"] = [pair for batch in batches for pair in zip(batch["case"], batch["mask"].tolist(), strict=True)]
     torch.save(found, folder / f"{rank}.pt")
 
-    # The bundle's cohort, with a handler that waits for all processes in each run of its evaluator.
-    gathers = {"_target_": "monai.handlers.ClassificationSaver", "output_dir": str(folder / "classes")}
-    gathers |= {"batch_transform": "$lambda batch: [{'filename_or_obj': 'scan'}]"}
-    gathers |= {"output_transform": "$lambda output: [torch.zeros(2)]"}
     engine = {"_target_": "monai_saliency.distributed.accelerate.AccelerateEngine"}
-    for out, cohort, split in (
-        ("by_cases", "cohort", "cases"),
-        ("by_masks", "cohort", "masks"),
-        ("of_one", "one", "auto"),
-    ):
-        shared = settings(folder, out, dataset_dir=str(folder / cohort), saliency_engine=engine | {"split": split})
-        monai.bundle.run(**shared, **{"evaluator::val_handlers": ["@saliency_handler", gathers]})
+    explain_cohorts(folder, engine)
 
 
 if __name__ == "__main__":

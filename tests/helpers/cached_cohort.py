@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from monai.transforms import (
     Spacingd,
 )
 
-from helpers.caches import FILED
 from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.cohort import find_cases
+from monai_saliency.storage.cache import DiskBackend, LMDBBackend, MemoryBackend
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.transforms import CheckScand
 
+KINDS = ("memory", "disk", "lmdb", "window")
+FILED = KINDS[1:]
 AFFINE = np.array([[-1.5, 0.2, 0, 10], [0.1, 2, 0, -20], [0, 0, 2.5, 5], [0, 0, 0, 1]])
 
 
@@ -112,3 +115,14 @@ def in_children(works: list[Callable[[], None]]) -> None:
             child.kill()
             child.join()
     assert [child.exitcode for child in children] == [0] * len(children)
+
+
+def behind(backend: Any) -> DiskBackend | LMDBBackend:
+    """What holds the entries for good."""
+    return backend.behind if isinstance(backend, MemoryBackend) else backend
+
+
+def in_threads(works: list[Callable[[], object]]) -> None:
+    with ThreadPoolExecutor(len(works)) as pool:
+        for future in [pool.submit(work) for work in works]:
+            future.result()

@@ -17,10 +17,10 @@ import ctypes
 import gc
 import importlib
 import json
+import math
 import os
 import runpy
 import select
-import selectors
 import shutil
 import signal
 import socket
@@ -31,6 +31,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import IO, Any, NamedTuple
 
@@ -87,28 +88,22 @@ class Process:
 
     def communicate(self, timeout: float | None = None) -> tuple[str | None, str | None]:
         """What it writes, until it and all that hold its pipes have ended."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        written: dict[Any, str] = {}
 
-        def left() -> float | None:
-            return None if end is None else max(0.0, end - time.monotonic())
+        def read(stream: IO[str]) -> None:
+            with stream:
+                written[stream] = stream.read()
 
-        written: dict[Any, list[bytes]] = {stream: [] for stream in (self.stdout, self.stderr) if stream}
-        with selectors.DefaultSelector() as selector:
-            for stream in written:
-                selector.register(stream, selectors.EVENT_READ)
-            while selector.get_map():
-                ready = selector.select(left())
-                if not ready and left() == 0:
-                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
-                for key, _ in ready:
-                    data = os.read(key.fd, 1 << 16)
-                    written[key.fileobj].append(data)
-                    if not data:
-                        selector.unregister(key.fileobj)
-                        key.fileobj.close()  # type: ignore[union-attr]
-        self.wait(left())
-        texts = {stream: b"".join(parts).decode("utf-8", "replace") for stream, parts in written.items()}
-        return texts.get(self.stdout), texts.get(self.stderr)
+        readers = [Thread(target=read, args=[stream], daemon=True) for stream in (self.stdout, self.stderr) if stream]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(None if timeout is None else max(0.0, end - time.monotonic()))
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        self.wait(None if timeout is None else max(0.0, end - time.monotonic()))
+        return written.get(self.stdout), written.get(self.stderr)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:

@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import monai.bundle
 import torch
 from lightning.pytorch import Trainer, seed_everything
 from torch.utils.data import DataLoader
 
-from helpers.own_bundle import settings
+from helpers.own_bundle import explain_cohorts
 from helpers.own_pipeline import Network, inferer, loader, scans
 from monai_saliency.data.perturbed_images import PerturbedImages
 from monai_saliency.distributed.lightning import SaliencyModule
@@ -45,24 +44,12 @@ def main(folder: Path, devices: int) -> None:
     found["perturbed"] = trainer.predict(module, DataLoader(dataset, batch_size=4, num_workers=2))
     torch.save(found, folder / f"{found['rank']}.pt")
 
-    # The bundle's cohort, with a handler that waits for all processes in each run of its evaluator.
-    gathers = {"_target_": "monai.handlers.ClassificationSaver", "output_dir": str(folder / "classes")}
-    gathers |= {
-        "batch_transform": "$lambda batch: [{'filename_or_obj': 'scan'}]",
-        "output_transform": "$lambda output: [torch.zeros(2)]",
-    }
     engine = {
         "_target_": "monai_saliency.distributed.lightning.LightningEngine",
         "accelerator": "cpu",
         "devices": devices,
     }
-    for out, cohort, split in (
-        ("by_cases", "cohort", "cases"),
-        ("by_masks", "cohort", "masks"),
-        ("of_one", "one", "auto"),
-    ):
-        shared = settings(folder, out, dataset_dir=str(folder / cohort), saliency_engine=engine | {"split": split})
-        monai.bundle.run(**shared, **{"evaluator::val_handlers": ["@saliency_handler", gathers]})
+    explain_cohorts(folder, engine)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
-
 import numpy as np
 import torch
-from smqtk_classifier.interfaces.classify_image import ClassifyImage
-from smqtk_descriptors.interfaces.image_descriptor_generator import ImageDescriptorGenerator
-from smqtk_detection.interfaces.detect_image_objects import DetectImageObjects
-from smqtk_image_io.bbox import AxisAlignedBoundingBox
-
-__all__ = ["BOXES", "CLASSES", "BlackBox", "XaitkClassifier", "XaitkDescriptors", "XaitkDetector", "channel_last"]
 
 CLASSES, BOXES = 4, 3
 
@@ -75,57 +66,3 @@ class BlackBox:
                 }
             )
         return found
-
-
-def channel_last(image: np.ndarray, grey_axis: bool = False) -> np.ndarray:
-    """An image ``(C, H, W)`` as xaitk-saliency has it: ``(H, W)`` of one channel, otherwise ``(H, W, C)``."""
-    return image[0] if len(image) == 1 and not grey_axis else np.moveaxis(image, 0, -1)
-
-
-def _channel_first(image: np.ndarray) -> np.ndarray:
-    return image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0)
-
-
-class XaitkClassifier(ClassifyImage):
-    def __init__(self, box: BlackBox) -> None:
-        self.box = box
-
-    def get_labels(self) -> list[int]:
-        return list(range(CLASSES))
-
-    def classify_images(self, img_iter: Any) -> Iterator[dict]:
-        for image in img_iter:
-            yield dict(enumerate(self.box.odds(_channel_first(image))))
-
-    def get_config(self) -> dict:
-        return {}
-
-
-class XaitkDescriptors(ImageDescriptorGenerator):
-    def __init__(self, box: BlackBox) -> None:
-        self.box = box
-
-    def generate_arrays_from_images(self, img_mat_iter: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        for image in img_mat_iter:
-            yield self.box(_channel_first(image))
-
-    def get_config(self) -> dict:
-        return {}
-
-
-class XaitkDetector(DetectImageObjects):
-    """Its boxes end at their last voxel, and have the classes' scores as they are."""
-
-    def __init__(self, box: BlackBox) -> None:
-        self.box = box
-
-    def detect_objects(self, img_iter: Iterable[np.ndarray]) -> Iterator[list]:
-        for image in img_iter:
-            corners, scores = self.box.boxes(_channel_first(image))
-            yield [
-                (AxisAlignedBoundingBox(each[:2], each[2:]), dict(enumerate(row)))
-                for each, row in zip(corners, scores, strict=True)
-            ]
-
-    def get_config(self) -> dict:
-        return {}

@@ -105,3 +105,17 @@ def environment_of(tmp_path: Path) -> dict[str, str]:
 def rank(number: int, world_size: int, split: str = "auto") -> dict[str, Any]:
     engine = {"_target_": "monai_saliency.distributed.RankEngine", "rank": number, "world_size": world_size}
     return {"saliency_engine": engine | {"split": split}}
+
+
+def explain_cohorts(folder: Path, engine: dict[str, Any]) -> None:
+    """Explain by an engine, with a handler that waits for all processes in each run of its evaluator."""
+    gathers = {"_target_": "monai.handlers.ClassificationSaver", "output_dir": str(folder / "classes")}
+    gathers |= {"batch_transform": "$lambda batch: [{'filename_or_obj': 'scan'}]"}
+    gathers |= {"output_transform": "$lambda output: [torch.zeros(2)]"}
+    for out, cohort, split in (
+        ("by_cases", "cohort", "cases"),
+        ("by_masks", "cohort", "masks"),
+        ("of_one", "one", "auto"),
+    ):
+        shared = settings(folder, out, dataset_dir=str(folder / cohort), saliency_engine=engine | {"split": split})
+        monai.bundle.run(**shared, **{"evaluator::val_handlers": ["@saliency_handler", gathers]})

@@ -7,13 +7,17 @@ parameters, the estimator of the same name and a target. Both maps are compared 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.numpy_boxes import BlackBox, XaitkClassifier, XaitkDescriptors, XaitkDetector, channel_last
+from helpers.numpy_boxes import CLASSES, BlackBox
+from smqtk_classifier.interfaces.classify_image import ClassifyImage
+from smqtk_descriptors.interfaces.image_descriptor_generator import ImageDescriptorGenerator
+from smqtk_detection.interfaces.detect_image_objects import DetectImageObjects
+from smqtk_image_io.bbox import AxisAlignedBoundingBox
 from xaitk_saliency import PerturbImage
 from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import OcclusionScoring
 from xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring import RISEScoring
@@ -58,6 +62,60 @@ SCORINGS: dict[str, tuple[Any, Estimator]] = {
     "SquaredDifferenceScoring": (SquaredDifferenceScoring(), ms.SquaredDifferenceScoring()),
 }
 IMAGES: list[tuple[tuple[int, int, int], Any]] = [((1, 21, 30), None), ((3, 19, 26), [0.5, -1.0, 2.0])]
+
+
+def channel_last(image: np.ndarray, grey_axis: bool = False) -> np.ndarray:
+    """An image ``(C, H, W)`` as xaitk-saliency has it: ``(H, W)`` of one channel, otherwise ``(H, W, C)``."""
+    return image[0] if len(image) == 1 and not grey_axis else np.moveaxis(image, 0, -1)
+
+
+def _channel_first(image: np.ndarray) -> np.ndarray:
+    return image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0)
+
+
+class XaitkClassifier(ClassifyImage):
+    def __init__(self, box: BlackBox) -> None:
+        self.box = box
+
+    def get_labels(self) -> list[int]:
+        return list(range(CLASSES))
+
+    def classify_images(self, img_iter: Any) -> Iterator[dict]:
+        for image in img_iter:
+            yield dict(enumerate(self.box.odds(_channel_first(image))))
+
+    def get_config(self) -> dict:
+        return {}
+
+
+class XaitkDescriptors(ImageDescriptorGenerator):
+    def __init__(self, box: BlackBox) -> None:
+        self.box = box
+
+    def generate_arrays_from_images(self, img_mat_iter: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        for image in img_mat_iter:
+            yield self.box(_channel_first(image))
+
+    def get_config(self) -> dict:
+        return {}
+
+
+class XaitkDetector(DetectImageObjects):
+    """Its boxes end at their last voxel, and have the classes' scores as they are."""
+
+    def __init__(self, box: BlackBox) -> None:
+        self.box = box
+
+    def detect_objects(self, img_iter: Iterable[np.ndarray]) -> Iterator[list]:
+        for image in img_iter:
+            corners, scores = self.box.boxes(_channel_first(image))
+            yield [
+                (AxisAlignedBoundingBox(each[:2], each[2:]), dict(enumerate(row)))
+                for each, row in zip(corners, scores, strict=True)
+            ]
+
+    def get_config(self) -> dict:
+        return {}
 
 
 def image_of(shape: tuple[int, ...], seed: int = 1) -> np.ndarray:
