@@ -27,7 +27,7 @@ from monai_saliency.targets.base import label_name
 from monai_saliency.transforms.save import error_key
 from monai_saliency.utils.arguments import a_path, positive_numbers, require
 from monai_saliency.version import __version__
-from monai_saliency.visualize.legend import Legend, blended, coloured_voxels, default_legends, gray_window, legends_of
+from monai_saliency.visualize.legend import Legend, blended, gray_window, legends_of
 
 __all__ = ["SaveDicomd", "save_parametric_map", "save_secondary_capture"]
 
@@ -204,9 +204,9 @@ def save_secondary_capture(
     """
     hd = require("highdicom", "dicom")
     found = _OnSeries.of(saliency, files)
-    legend = legend or default_legends([found.frames])[0]
+    legend = legend or legends_of(None, [found.frames])[0]
     error = None if standard_error is None else found.as_frames(np.asarray(standard_error))
-    coloured = coloured_voxels(found.frames, error, legend)
+    coloured = legend.coloured(found.frames, error)
     low, high = gray_window(found.scan)
     series, place = found.uid("captures", label, repr(legend)), Path(folder)
     written = []

@@ -18,21 +18,7 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import positive_numbers
 
-__all__ = [
-    "COLD",
-    "OPACITY",
-    "WARM",
-    "Legend",
-    "blended",
-    "coloured_voxels",
-    "default_legends",
-    "focus_voxel",
-    "gray_window",
-    "is_noise",
-    "legends_of",
-    "rounded_up",
-    "verdicts",
-]
+__all__ = ["COLD", "WARM", "Legend", "blended", "focus_voxel", "gray_window", "is_noise", "legends_of", "opacities"]
 
 #: the share of the score's range below which a change is nothing
 TINY = 0.01
@@ -45,8 +31,8 @@ _TIMES_NOISE = 5
 COLD = ("#08306b", "#2171b5", "#41b6c4", "#a8ddb5")
 #: from the first value above zero to the highest one
 WARM = ("#ffe08a", "#fd8d3c", "#e31a1c", "#800026")
-#: of the weakest and the strongest colours; the scan is seen under both
-OPACITY = (0.3, 0.6)
+# Of the weakest and the strongest colours; the scan is seen under both.
+_OPACITY = (0.3, 0.6)
 
 
 @dataclass(frozen=True)
@@ -89,6 +75,22 @@ class Legend:
         """The absolute value below which nothing is coloured, by the map's noise where there is no standard error."""
         return self.least if has_error else max(self.least, TIMES_ERROR * self.noise)
 
+    def coloured(self, saliency: np.ndarray, error: np.ndarray | None) -> np.ndarray:
+        """Which voxels ``(*spatial)`` of a map are coloured, by its standard error where there is one."""
+        if not self.in_score_unit and self.is_nothing(saliency):
+            return np.zeros(saliency.shape, bool)
+        size = np.abs(saliency)
+        found = np.isfinite(size) & (size >= self.floor(error is not None))
+        return found if error is None else found & (size >= TIMES_ERROR * error)
+
+    def verdict(self, saliency: np.ndarray, is_coloured: bool) -> str:
+        """A sentence about a map in which nothing matters, or nothing is beyond chance; empty for others."""
+        if not self.is_nothing(saliency):
+            return "" if is_coloured else "nothing stands out from chance"
+        if self.in_score_unit:
+            return f"no part of this scan changes the score by more than {_largest(saliency):.2g}"
+        return f"no mask changes the score by more than {self.change or 0.0:.2g}"
+
     def small_print(self, has_error: bool, has_label: bool) -> list[str]:
         """Lines for the colour bar: what is not coloured, whose scale it is, and what an outline shows."""
         error = f", or {TIMES_ERROR} standard errors" * has_error
@@ -102,12 +104,7 @@ class Legend:
         Where the target knows the score's range (1 for a probability), the scale is this range times what the method
         adds up, so that all cases of a cohort have one scale. Else, as for logits, it is the largest score of the case
         and its perturbed images, rounded up; give ``scale`` to draw a cohort of such scores on one.
-
-        Raises:
-            ValueError: when ``scale`` is not a number above 0.
         """
-        if scale is not None:
-            positive_numbers("scale", scale)
         quantity = explanation.target.quantity()
         estimator = explanation.estimator
         meaning = Meaning() if estimator is None else estimator.meaning(explanation.masks)
@@ -125,9 +122,16 @@ class Legend:
 def legends_of(
     explanation: Explanation | None, maps: Sequence[np.ndarray] | np.ndarray, scale: float | None = None
 ) -> list[Legend]:
-    """The legend of each of K maps ``(*spatial)``, by its explanation where it has one, else by the maps alone."""
-    legends = default_legends(maps, scale) if explanation is None else Legend.of(explanation, scale)
-    return legends if len(legends) == len(maps) else default_legends(maps, scale)
+    """The legend of each of K maps ``(*spatial)``, by its explanation where it has one, else by the maps alone.
+
+    Raises:
+        ValueError: when ``scale`` is not a number above 0.
+    """
+    if scale is not None:
+        positive_numbers("scale", scale)
+    legends = [] if explanation is None else Legend.of(explanation, scale)
+    own = Legend(scale or max(map(_largest, maps), default=0.0) or 1.0, scale)
+    return legends if len(legends) == len(maps) else [own] * len(maps)
 
 
 def _figures(explanation: Explanation) -> list[list[float]]:
@@ -154,30 +158,6 @@ def rounded_up(value: float) -> float:
     return next((step * power for step in (1.0, 2.0, 5.0) if value <= step * power * (1 + 1e-9)), 10 * power)
 
 
-def default_legends(
-    maps: Sequence[np.ndarray] | np.ndarray, scale: float | None = None, words: Sequence[str] | None = None
-) -> list[Legend]:
-    """Legends of K maps ``(*spatial)`` without an explanation; ``scale`` is by default the largest value."""
-    if scale is not None:
-        positive_numbers("scale", scale)
-    full = scale or max(map(_largest, maps), default=0.0) or 1.0
-    return [Legend(full, scale, each) for each in words or [Legend.words] * len(maps)]
-
-
-def verdicts(maps: Sequence[np.ndarray] | np.ndarray, legends: Sequence[Legend], coloured: Sequence[bool]) -> list[str]:
-    """Sentences for the title about maps in which nothing matters, and maps in which nothing is beyond chance."""
-    words = [_verdict(*each) for each in zip(maps, legends, coloured, strict=True)]
-    return [f"row {i}: {each}" if len(words) > 1 else each for i, each in enumerate(words, start=1) if each]
-
-
-def _verdict(saliency: np.ndarray, legend: Legend, is_coloured: bool) -> str:
-    if not legend.is_nothing(saliency):
-        return "" if is_coloured else "nothing stands out from chance"
-    if legend.in_score_unit:
-        return f"no part of this scan changes the score by more than {_largest(saliency):.2g}"
-    return f"no mask changes the score by more than {legend.change or 0.0:.2g}"
-
-
 def is_noise(row: Mapping[str, Any]) -> bool:
     """Whether all values of a summary row's map are within five times its noise of 0, as chance alone can put them."""
     values = [row[name] for name in ("peak_saliency", "lowest_saliency") if row.get(name, "") != ""]
@@ -185,15 +165,6 @@ def is_noise(row: Mapping[str, Any]) -> bool:
 
 
 # Colours. -------------------------------------------------------------------------------------------------------------
-
-
-def coloured_voxels(saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> np.ndarray:
-    """Which voxels ``(*spatial)`` of a map are coloured, by its standard error where there is one."""
-    if not legend.in_score_unit and legend.is_nothing(saliency):
-        return np.zeros(saliency.shape, bool)
-    size = np.abs(saliency)
-    found = np.isfinite(size) & (size >= legend.floor(error is not None))
-    return found if error is None else found & (size >= TIMES_ERROR * error)
 
 
 def focus_voxel(saliency: np.ndarray, coloured: np.ndarray) -> tuple[int, ...]:
@@ -214,10 +185,17 @@ def gray_window(scan: np.ndarray) -> tuple[float, float]:
     return low, max(high, low + 1e-6)
 
 
+def opacities(saliency: np.ndarray, coloured: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """How strong each voxel's colour is, and how opaque, both in [0, 1]."""
+    strength = np.sqrt(np.clip(np.abs(np.nan_to_num(saliency)) / scale, 0, 1))
+    weakest, strongest = _OPACITY
+    return strength, np.where(coloured, weakest + (strongest - weakest) * strength, 0.0)
+
+
 def blended(gray: np.ndarray, saliency: np.ndarray, coloured: np.ndarray, scale: float) -> np.ndarray:
     """A picture of a map over its scan, ``(rows, columns, 3)`` in uint8."""
     scan = np.broadcast_to(gray[..., None], (*gray.shape, 3)) if gray.ndim == 2 else gray
-    strength = np.sqrt(np.clip(np.abs(np.nan_to_num(saliency)) / scale, 0, 1))
+    strength, alpha = opacities(saliency, coloured, scale)
     places = np.linspace(0, 1, len(WARM))
     colours = np.stack(
         [
@@ -226,8 +204,7 @@ def blended(gray: np.ndarray, saliency: np.ndarray, coloured: np.ndarray, scale:
         ],
         axis=-1,
     )
-    weakest, strongest = OPACITY
-    alpha = np.where(coloured, weakest + (strongest - weakest) * strength, 0.0)[..., None]
+    alpha = alpha[..., None]
     return np.rint(255 * (1 - alpha) * np.clip(scan, 0, 1) + alpha * colours).astype(np.uint8)
 
 

@@ -14,17 +14,7 @@ import numpy as np
 
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import check_option, require
-from monai_saliency.visualize.legend import (
-    COLD,
-    OPACITY,
-    WARM,
-    Legend,
-    coloured_voxels,
-    default_legends,
-    focus_voxel,
-    gray_window,
-    verdicts,
-)
+from monai_saliency.visualize.legend import COLD, WARM, Legend, focus_voxel, gray_window, legends_of, opacities
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,13 +107,17 @@ def plot_saliency(
     """
     # A bare Figure needs no pyplot, whose state is shared between threads and needs closing.
     figure_type = require("matplotlib.figure", extra="bundle").Figure
-    legends = legends or default_legends(maps, scale, labels)
-    errors = _errors(standard_error, maps)
-    coloured = [coloured_voxels(*each) for each in zip(maps, errors, legends, strict=True)]
+    legends = legends or legends_of(None, maps, scale)
+    errors = [None] * len(maps) if standard_error is None else standard_error
+    coloured = [legend.coloured(*each) for legend, *each in zip(legends, maps, errors, strict=True)]
     views = [_planes(scan, *each, label, affine) for each in zip(maps, coloured, strict=True)]
     width = 3.2 * len(views[0]) + 1.2
     figure = figure_type(figsize=(width, 3.4 * len(views) + 0.5), layout="constrained", facecolor="white")
-    words = [title] * bool(title) + verdicts(maps, legends, [bool(part.any()) for part in coloured])
+    verdicts = [
+        legend.verdict(each, bool(part.any())) for legend, each, part in zip(legends, maps, coloured, strict=True)
+    ]
+    rows = [f"row {row}: {each}" if len(maps) > 1 else each for row, each in enumerate(verdicts, start=1) if each]
+    words = [title] * bool(title) + rows
     # Fonts have no character for the bytes of a file name that is not UTF-8, and a name with dollars is not a formula.
     text = _wrapped(words, int(12 * width)).encode(errors="replace").decode()
     figure.suptitle(text, fontsize=10, parse_math=False)
@@ -152,18 +146,6 @@ def save_picture(figure: Figure, path: str | Path | IO[bytes], picture_format: s
         figure.savefig(path, **how, metadata={"Date": None})
 
 
-def _errors(standard_error: np.ndarray | None, maps: np.ndarray) -> Sequence[np.ndarray | None]:
-    """The standard error of each map, None where there is none."""
-    if standard_error is None:
-        return [None] * len(maps)
-    if np.shape(standard_error) != np.shape(maps):
-        raise ValueError(
-            f"`standard_error` must have the maps' shape {np.shape(maps)}, got {np.shape(standard_error)}: give that "
-            "of these maps, on the same grid"
-        )
-    return list(standard_error)
-
-
 def _wrapped(words: Sequence[str], width: int) -> str:
     """Lines of at most ``width`` characters."""
     return "\n".join("\n".join(textwrap.wrap(line, width) or [""]) for each in words for line in each.split("\n"))
@@ -188,12 +170,10 @@ def _draw(ax: Any, plane: _Plane, window: tuple[float, float], legend: Legend, m
     ax.set_facecolor("black")  # where the scan is NaN
     ax.imshow(plane.scan.T, cmap="gray", vmin=window[0], vmax=window[1], origin="lower", extent=plane.extent)
     shown = np.nan_to_num(plane.saliency.T, posinf=0, neginf=0)
-    strength = np.sqrt(np.clip(np.abs(shown) / legend.scale, 0, 1))
-    weakest, strongest = OPACITY
     drawn = ax.imshow(
         shown,
         **_colours(legend.scale),
-        alpha=np.where(plane.coloured.T, weakest + (strongest - weakest) * strength, 0.0),
+        alpha=opacities(shown, plane.coloured.T, legend.scale)[1],
         origin="lower",
         extent=plane.extent,
         interpolation="bilinear",
@@ -250,14 +230,11 @@ def _planes(
     finite = saliency if np.isfinite(saliency).all() else np.nan_to_num(saliency, posinf=0, neginf=0)
     peak = focus_voxel(finite, coloured)
     if scan.ndim == 2:
-        shown = peak
-        if affine[1, 1] < 0:  # rows count downwards
-            layers = {name: layer[:, ::-1] for name, layer in layers.items()}
-            shown = peak[0], scan.shape[1] - 1 - peak[1]
-        edges = nib.affines.voxel_sizes(affine)[:2]
-        words = "peak" if peak == peak_voxel(finite) else "strongest"
-        name = f"{words} at voxel {peak}" if coloured.any() else ""
-        return [_Plane(**layers, edges=edges, peak=shown, name=name)]
+        flip = -1 if affine[1, 1] < 0 else 1  # rows count downwards
+        layers = {name: layer[:, ::flip] for name, layer in layers.items()}
+        shown = peak if flip == 1 else (peak[0], scan.shape[1] - 1 - peak[1])
+        name = f"{'peak' if peak == peak_voxel(finite) else 'strongest'} at voxel {peak}" if coloured.any() else ""
+        return [_Plane(**layers, edges=nib.affines.voxel_sizes(affine)[:2], peak=shown, name=name)]
     # The peak is found before reordering: in a flat map, reordering could choose another voxel.
     mm = affine @ [*peak, 1]
     turn = nib.io_orientation(affine)

@@ -11,7 +11,7 @@ import torch
 import monai_saliency as ms
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.masks import Supervoxels
-from monai_saliency.visualize.legend import Legend, verdicts
+from monai_saliency.visualize.legend import Legend
 
 #: the probability of class 1 rises with the bright corner of the image
 IMAGE = torch.zeros(1, 1, 16, 16)
@@ -74,15 +74,16 @@ def test_a_score_that_hardly_changes_has_no_map(method: str) -> None:
         maps = explanation.saliency.numpy()
         legends = Legend.of(explanation)
         assert [legend.is_nothing(each) for legend, each in zip(legends, maps, strict=True)] == [nothing]
-        words = " ".join(verdicts(maps, legends, [not nothing]))
+        words = " ".join(legend.verdict(each, not nothing) for legend, each in zip(legends, maps, strict=True))
         assert ("changes the score by more than" in words) == nothing
     change = float((weak.scores - weak.reference_scores).abs().max())
     assert 0 < change < 0.01
     if method in ("hsic", "sobol"):
         assert float(weak.saliency.max()) > 0.1 * float(strong.saliency.max())
-        assert verdicts(weak.saliency.numpy(), Legend.of(weak), [False]) == [
+        (legend,) = Legend.of(weak)
+        assert legend.verdict(weak.saliency[0].numpy(), False) == (
             f"no mask changes the score by more than {change:.2g}"
-        ]
+        )
 
 
 @pytest.mark.parametrize(("gain", "scale"), [(1.0, 10), (0.1, 1), (4.0, 50)])

@@ -14,7 +14,7 @@ import numpy as np
 
 from monai_saliency.metrics.agreement import MapAgreement, map_agreement
 from monai_saliency.storage.files import atomic_path, locked
-from monai_saliency.visualize.report.cases import CaseFiles, MapFile, Row, class_words, read_cohort
+from monai_saliency.visualize.report.cases import CaseFiles, Cohort, MapFile, Row, class_words, read_cohort
 from monai_saliency.visualize.report.kept_scan import case_id
 from monai_saliency.visualize.report.pages import case_page, cohort_page, rendered, scale_words
 from monai_saliency.visualize.report.shown import Shown
@@ -58,8 +58,8 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
             shown, problem = None, ""
             try:
                 shown = Shown.of(case, cohort.scales)
-            except ValueError as error:
-                problem = str(error)
+            except Exception as error:  # such as of a damaged file
+                problem = f"its map cannot be read: {error}"
                 logger.warning("case %s: its page shows no map: %s", case.case, problem)
             pictures = [] if shown is None else shown.thumbnails()
             thumbnails[case.case] = _write_thumbnails(report, case.id, pictures)
@@ -180,10 +180,7 @@ class Runs:
             )
         self.names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
         self.cohorts = [read_cohort(folder) for folder in folders]
-        self.scales: dict[str, float] = {}
-        for cohort in self.cohorts:
-            for words, scale in cohort.scales.items():
-                self.scales[words] = max(self.scales.get(words, 0.0), scale)
+        self.scales = Cohort([case for cohort in self.cohorts for case in cohort.cases]).scales
 
     def compared(self) -> Iterator[Compared]:
         """Compare the maps of all cases, sorted by the cases' names."""
@@ -193,14 +190,17 @@ class Runs:
                 try:
                     maps = _opened(first.get(name), self.names[0]), _opened(cases.get(name), run)
                     yield from self._of_case(first[name], cases[name], maps, run)
-                except ValueError as error:
+                except Exception as error:  # such as of a damaged file
                     yield Compared(name, run, problem=str(error))
 
     def _of_case(
         self, first: CaseFiles, second: CaseFiles, maps: tuple[MapFile, MapFile], run: str
     ) -> Iterator[Compared]:
         """Compare the maps of one case that explain the same class and channel."""
-        _check_grids(*maps)
+        if maps[0].shape != maps[1].shape:
+            raise ValueError(f"the grids differ, {maps[0].shape} and {maps[1].shape} voxels: explain the same scans")
+        if not np.allclose(maps[0].affine, maps[1].affine, rtol=1e-4, atol=1e-3):
+            raise ValueError("the affines differ: explain the same scans")
         ours, theirs = ({class_words(row): place for place, row in enumerate(case.rows)} for case in (first, second))
         values = [file.read() for file in maps]
         pictures = [Shown.of(case, self.scales).thumbnails() for case in (first, second)]
@@ -229,13 +229,6 @@ def _opened(case: CaseFiles | None, run: str) -> MapFile:
     if case.failure is not None and not case.rows:
         raise ValueError(f"failed in {run}: {case.failure.get('error', '')}")
     return case.open_maps()[0]
-
-
-def _check_grids(first: MapFile, second: MapFile) -> None:
-    if first.shape != second.shape:
-        raise ValueError(f"the grids differ, {first.shape} and {second.shape} voxels: explain the same scans")
-    if not np.allclose(first.affine, second.affine, rtol=1e-4, atol=1e-3):
-        raise ValueError("the affines differ: explain the same scans")
 
 
 def _difference(first: Row, second: Row) -> str:

@@ -34,11 +34,8 @@ class MapFile:
     """
 
     def __init__(self, path: Path, count: int) -> None:
-        self.path, self.count = path, count
-        try:
-            self._image = load_scan(path)
-        except Exception as error:
-            raise ValueError(f"{path} cannot be read: {error}") from error
+        self.count = count
+        self._image = load_scan(path)
         whole = self._image.shape
         self.shape: tuple[int, ...] = whole[:-1] if count > 1 else whole
         self.affine = np.asarray(self._image.affine, np.float64)
@@ -46,11 +43,8 @@ class MapFile:
             raise ValueError(f"{path} has shape {whole}, where summary.csv has {count} maps of 2D or 3D images")
 
     def read(self, part: tuple[slice, ...] = ()) -> np.ndarray:
-        """The maps ``(count, *spatial)``, float32, or a part of each; ValueError when they cannot be read."""
-        try:
-            found = np.asarray(self._image.dataobj[(*part, ...)], dtype=np.float32)
-        except Exception as error:
-            raise ValueError(f"{self.path} cannot be read: {error}") from error
+        """The maps ``(count, *spatial)``, float32, or a part of each."""
+        found = np.asarray(self._image.dataobj[(*part, ...)], dtype=np.float32)
         return np.moveaxis(found, -1, 0) if self.count > 1 else found[None]
 
 

@@ -13,16 +13,7 @@ import nibabel as nib
 import numpy as np
 
 from monai_saliency.utils.arguments import require
-from monai_saliency.visualize.legend import (
-    COLD,
-    WARM,
-    Legend,
-    blended,
-    coloured_voxels,
-    focus_voxel,
-    gray_window,
-    rounded_up,
-)
+from monai_saliency.visualize.legend import COLD, WARM, Legend, blended, focus_voxel, gray_window, rounded_up
 from monai_saliency.visualize.report.cases import CaseFiles, class_words
 from monai_saliency.visualize.report.kept_scan import KeptScan
 
@@ -73,7 +64,7 @@ class Shown:
             errors = np.nan_to_num(error_file.read(kept.part), posinf=0, neginf=0)
         found = []
         for row, legend, values, error in zip(case.rows, legends, maps, errors, strict=True):
-            scale, coloured = scales.get(legend.words, legend.scale), coloured_voxels(values, error, legend)
+            scale, coloured = scales.get(legend.words, legend.scale), legend.coloured(values, error)
             focus = focus_voxel(values, coloured)
             found.append(_Layer(class_words(row), values, error, legend, scale, coloured, focus))
         return cls(case.case, kept, has_scan, found)
