@@ -49,13 +49,9 @@ class Tracker:
     Args:
         handlers: the evaluator's; without an ``MLFlowHandler`` among them nothing is done.
         settings: to record.
-        summary: the cohort's table.
-        failures: the cases without a map.
-        network: its class and its weights' fingerprint are recorded.
-        network_id: names the network where it is not a module.
-        output_dir: the folder that the pictures are in.
-        picture: whether the run draws them.
-        saliency_key: the end of their names.
+        summary, failures: the cohort's tables.
+        network, network_id: its class and its weights' fingerprint are recorded, or the name.
+        output_dir, picture, saliency_key: where pictures are, whether the run draws them, and the end of their names.
     """
 
     handlers: Sequence[Any]

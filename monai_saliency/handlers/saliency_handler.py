@@ -18,14 +18,7 @@ from monai.utils import CommonKeys
 
 from monai_saliency.cases import Case, case_name, image_file, image_spacing
 from monai_saliency.errors import OutputError, as_case_error, root_cause
-from monai_saliency.handlers.summary import (
-    Summary,
-    described,
-    figures,
-    note_settings,
-    scan_mark,
-    summarize,
-)
+from monai_saliency.handlers.summary import Summary, described, figures, note_settings, scan_mark, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
@@ -96,10 +89,9 @@ class SaliencyHandler:
 
     What is explained must be what was predicted, or the case fails (:mod:`monai_saliency.inferers.row_check`).
 
-    The map of each case goes into the case's dictionary, through the postprocessing (``Invertd``, ``SaveSaliencyd``,
-    ...) and into the summary. A background thread does that on the host, in order, while the network explains the next
-    case; at most two cases wait for it. Its errors that are not case failures are raised with a later case, or at the
-    end.
+    A background thread takes the map of each case through the postprocessing (``Invertd``, ``SaveSaliencyd``, ...) and
+    into the summary, while the network explains the next case. At most two cases wait for it. Errors that are no case's
+    are raised with a later case, or at the end.
 
     Args:
         inferer: explains images.
@@ -112,12 +104,10 @@ class SaliencyHandler:
         network_id: a name for the network in the store, needed where it is not a module.
         image_key: the key of the network's input.
         saliency_key: the key of the map.
-        label_key: the key of a case's label map ``(1, *spatial)`` on the network's grid, for masks and targets that are
-            made of regions.
-        standard_error_key: the key of the map's standard error, of the map's shape; None for none. Where there is none,
-            as for windows, an item has no such key. It costs about as much time as making the perturbed images again.
-        trust: measures how far to trust each map, for its row of the summary and the page ``trust.md`` beside it; it
-            multiplies the forwards. None measures nothing.
+        label_key: the key of a case's label map ``(1, *spatial)`` on the network's grid, for regions.
+        standard_error_key: the key of the map's standard error, of the map's shape, where it has one; None for none. It
+            costs about as much time as making the perturbed images again.
+        trust: measures how far to trust each map, for the summary and ``trust.md``; it multiplies the forwards.
 
     Attributes:
         explainer: explains the cases; it has the claims, the stored scores and the cases that wait.
@@ -156,8 +146,7 @@ class SaliencyHandler:
         self.inferer = self.explainer.inferer
         #: the scores that are kept
         self.store = store
-        words = "a transform of one case's dictionary, such as Compose([...])"
-        self.postprocessing = instance("postprocessing", postprocessing, (), words, function=True)
+        self.postprocessing = instance("postprocessing", postprocessing, (), "a transform of a case", function=True)
         self.summary = instance("summary", summary, Summary, "Summary(path)", none=True)
         self.failures = failures
         self.image_key = image_key
@@ -207,8 +196,7 @@ class SaliencyHandler:
         for batch in self.batches(engine):
             predictions = batch.predictions or [None] * len(batch.items)
             cases = [self._case_of(*each) for each in zip(batch.items, predictions, strict=True)]
-            write = partial(self._write_later, batch, cases)
-            self.explainer.explain(batch.inputs, cases, write, batch.inferer)
+            self.explainer.explain(batch.inputs, cases, partial(self._write_later, batch, cases), batch.inferer)
 
     def batches(self, engine: Engine) -> Iterator[Batch]:
         """The batches to explain after one iteration of the evaluator."""
@@ -366,8 +354,7 @@ def _on_host(
         name: None if (value := getattr(explanation, name)) is None else to_host(value)
         for name in ("scores", "reference_scores", "noise")
     }
-    own |= {"saliency": found[saliency_key], "disagreement": found.get("disagreement")}
-    return found, replace(explanation, **own)
+    return found, replace(explanation, saliency=found[saliency_key], disagreement=found.get("disagreement"), **own)
 
 
 def _seconds(start: Timestamp, end: Timestamp, count: int) -> Callable[[], float]:

@@ -28,16 +28,7 @@ from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
 from monai_saliency.storage.tables import CaseTable as Summary
 from monai_saliency.visualize.legend import is_noise
 
-__all__ = [
-    "COLUMNS",
-    "Summary",
-    "described",
-    "figures",
-    "note_settings",
-    "scan_mark",
-    "summarize",
-    "warn_of_others",
-]
+__all__ = ["COLUMNS", "Summary", "described", "figures", "note_settings", "scan_mark", "summarize", "warn_of_others"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,20 +54,21 @@ def summarize(
     Args:
         case: the name of the case.
         explanation: the result of the inferer.
-        maps: saliency maps ``(K, *spatial)``, or ``(K * C, *spatial)`` with a map for each channel, on the scan's grid.
-        affine: the affine ``(4, 4)`` of the scan, from voxels to scanner mm.
-        label: the file of the label map, on any grid. None if the case has no label map.
+        maps: ``(K, *spatial)``, or ``(K * C, *spatial)`` with a map for each channel, on the scan's grid.
+        affine: ``(4, 4)``, from the scan's voxels to scanner mm.
+        label: the file of the label map, on any grid; None if there is none.
         seconds: how long explaining took.
-        settings: the mark of the settings that made the maps, see :func:`note_settings`.
-        scan: the mark of the scan, see :func:`scan_mark`.
+        settings: the mark of :func:`note_settings`.
+        scan: the mark of :func:`scan_mark`.
 
     Returns:
         dictionaries with the keys of :data:`COLUMNS`. Positions are in scanner mm. ``noise`` is ``""`` where it is not
         known, and ``peak_in_label`` without a label, or with one that is empty or cannot be read.
     """
     rows = []
-    quantity, noise = explanation.target.quantity(), _noise(explanation)
-    for (label_index, channel, score), saliency, chance in zip(explanation.explained, maps, noise, strict=True):
+    quantity, noise, count = explanation.target.quantity(), explanation.noise, len(explanation.explained)
+    chances = [""] * count if noise is None else noise.repeat_interleave(count // len(noise)).tolist()
+    for (label_index, channel, score), saliency, chance in zip(explanation.explained, maps, chances, strict=True):
         peak = peak_voxel(saliency)
         # The voxels of a 2D scan have z = 0 in its affine.
         mm = (affine @ [*peak, *[0] * (3 - len(peak)), 1])[:3]
@@ -107,11 +99,6 @@ def summarize(
     return rows
 
 
-def _noise(explanation: Explanation) -> list[float | str]:
-    maps, noise = len(explanation.explained), explanation.noise
-    return [""] * maps if noise is None else noise.repeat_interleave(maps // len(noise)).tolist()
-
-
 def _in_label(case: str, mm: np.ndarray, path: str | Path) -> bool | str:
     """Whether a place lies in a label. A label that cannot be read must not cost a finished map its row."""
     try:
@@ -132,9 +119,8 @@ def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, floa
     """The figures of a cohort, of rows made by :func:`summarize` or read from the file.
 
     Returns:
-        ``cases``, ``failures``; the sums ``forwards`` and ``seconds``; the means ``mean_score``,
-        ``mean_peak_saliency`` and, of rows with a label, ``peak_in_label`` in [0, 1]; and ``maps_of_noise``. Means
-        without any row are left out, and so is ``maps_of_noise`` without any such map.
+        ``cases``, ``failures``; the sums ``forwards`` and ``seconds``; where there are such rows, the means
+        ``mean_score``, ``mean_peak_saliency`` and ``peak_in_label`` in [0, 1], and the count ``maps_of_noise``.
     """
     # All rows of a case have the same forwards and seconds.
     by_case = {row["case"]: row for row in rows}
@@ -193,15 +179,9 @@ def _describe(value: Any, name: str, found: dict[str, str], depth: int = 0) -> N
 
 
 def note_settings(table: Summary, description: Mapping[str, str]) -> str:
-    """Mark the rows of a run by its settings, and warn of rows with another mark.
+    """Mark the rows of a run by its settings (:func:`described`), and warn of rows with another mark.
 
-    Args:
-        table: has a column ``settings``.
-        description: the settings of this run, see :func:`described`. A file beside the table, such as
-            ``summary.settings.json``, gets them under the mark.
-
-    Returns:
-        the mark, eight hexadecimal digits.
+    A file next to the table, such as ``summary.settings.json``, gets the settings under the mark.
     """
     mark = sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:8]
     path = table.path.with_suffix(".settings.json")
@@ -237,14 +217,7 @@ def _warn(table: Summary, cases: Sequence[str], words: str) -> None:
 
 
 def scan_mark(file: str | None) -> str:
-    """Hash the content of a scan's files, wherever they are.
-
-    Args:
-        file: the path of the scan: a file, any slice of a DICOM series, or a folder of slices.
-
-    Returns:
-        eight hexadecimal digits; empty where there is no such file.
-    """
+    """Hash the content of a scan's files, any slice of a DICOM series standing for all; empty without such a file."""
     files: Any = file
     if file and is_dicom(file):
         with suppress(OptionalImportError):  # a bundle may read it with another package

@@ -108,15 +108,13 @@ class Trust:
 
             - ``trust_forwards``: what the case's figures cost;
             - ``trust_repeatability``, ``trust_fill_agreement``, ``trust_randomised``: the rank correlation with the map
-              of another seed, of another fill (the blurred image; the mean where the map has that one), and of the
-              network at random weights;
+              of another seed, of another fill (blurred, or the mean), and of the network at random weights;
             - ``trust_relative_error``: the largest standard error over the range of the map;
               ``trust_peak_to_error``: the highest value over its standard error;
             - ``trust_labelled``: whether the label map has any voxel; empty without a label map;
-            - ``trust_pointing``, ``trust_mass``, ``trust_leakage``, ``trust_auprc``: against the label. With
-              ``_random``, ``_intensity``, ``_edges``, ``_blurred`` or ``_randomised`` at the end: of a control;
-            - ``trust_insertion``, ``trust_deletion``: areas under the curves, in the score's unit, and the controls';
-            - ``trust_curves``: the curves as JSON, where they are not too long for a table.
+            - ``trust_pointing``, ``trust_mass``, ``trust_leakage``, ``trust_auprc``: against the label;
+              ``trust_insertion``, ``trust_deletion``: areas under the curves, in the score's unit. With the name of a
+              control at the end: of this control. ``trust_curves``: the curves as JSON.
         """
         with torch.no_grad(), stage("trust"):
             return _Figures(case, self).rows(mark)
@@ -203,7 +201,7 @@ class _Figures:
     def _other_seed(self) -> None:
         for seed in (self.trust.seed, self.trust.seed + 1):
             with suppress(ValueError):  # this very seed, or masks without one
-                other = Repeatability(self.inferer, self.given.network, seed).inferer
+                other = Repeatability(self.inferer, self.given.network, seed).inferers[0]
                 break
         else:
             return
@@ -244,9 +242,8 @@ class _Figures:
         self.found["labelled"] = [voxels > 0] * self.maps.shape[1]
         if not voxels:
             return
-        leakage = Leakage(top=voxels / label.numel())
-        metrics = {"pointing": Pointing(), "mass": MassInLabel(), "leakage": leakage, "auprc": AUPRC()}
-        for name, metric in metrics.items():
+        metrics = Pointing(), MassInLabel(), Leakage(top=voxels / label.numel()), AUPRC()
+        for name, metric in zip(("pointing", "mass", "leakage", "auprc"), metrics, strict=True):
             for ending, maps in self.compared.items():
                 self.found[name + ending] = metric.compute(maps, label)[0].tolist()
 

@@ -18,7 +18,6 @@ __all__ = ["trust_page", "verdict", "write_trust_page"]
 
 Row = Mapping[str, str]
 
-_TITLE = "# How far to trust these maps"
 # A randomised network's maps that agree more, in rank, are maps of the scan. Nor may they find more of the label than
 # this share of what the maps find.
 _MOST = 0.5
@@ -66,8 +65,8 @@ def write_trust_page(summary: CaseTable) -> None:
         if page := trust_page(summary.read()):
             with atomic_path(path) as temporary:
                 temporary.write_text(page, encoding="utf-8")
-        elif path.exists() and path.read_text(encoding="utf-8").startswith(_TITLE):
-            path.unlink()
+        else:
+            path.unlink(missing_ok=True)
 
 
 def controlled(rows: Sequence[Row], column: str, words: str, higher: bool) -> Controlled | None:

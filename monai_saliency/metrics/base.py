@@ -37,9 +37,6 @@ class SaliencyMetric(BatchMetric):
     Attributes:
         higher_is_better: the direction of the metric.
 
-    Raises:
-        ValueError: when ``reduction`` is another word.
-
     Example::
 
         >>> import torch
@@ -57,8 +54,7 @@ class SaliencyMetric(BatchMetric):
 
     def __init__(self, reduction: MetricReduction | str = "mean", get_not_nans: bool = False) -> None:
         super().__init__()
-        words = [each.value for each in MetricReduction]
-        self.reduction = check_option("reduction", getattr(reduction, "value", reduction), words)
+        self.reduction = check_option("reduction", getattr(reduction, "value", reduction), [*MetricReduction])
         self.get_not_nans = flag("get_not_nans", get_not_nans)
 
     @abstractmethod
@@ -175,25 +171,14 @@ class NetworkMetric(SaliencyMetric):
         """The numbers ``(K,)`` of the K maps of one case."""
 
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
-        """Measure one batch, without keeping the numbers.
-
-        Args:
-            y_pred: saliency maps ``(B, K, *spatial)``.
-            y: the images that they explain, ``(B, C, *spatial)``, as the network takes them.
-
-        Returns:
-            ``(B, K)``, on the maps' device.
-        """
+        """As for :class:`SaliencyMetric`; ``y`` are the images ``(B, C, *spatial)`` that the maps explain."""
         maps = checked_maps(y_pred)
         return torch.stack([self.of_case(each).to(maps.device) for each in self.each(y_pred, y)])
 
     def each(
         self, y_pred: torch.Tensor, y: torch.Tensor | None, cases: Sequence[Case] | None = None
     ) -> list[list[OneMap]]:
-        """The K maps of each of B cases, with their image.
-
-        Arguments as for :meth:`compute`; ``cases`` are known by the images' meta data otherwise.
-        """
+        """The K maps of each of B cases, with their image; ``cases`` are known by the images' meta data otherwise."""
         maps = checked_maps(y_pred)
         if not isinstance(y, torch.Tensor) or y.ndim != maps.ndim:
             got = f"shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"

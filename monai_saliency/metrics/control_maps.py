@@ -59,14 +59,12 @@ def controls(images: torch.Tensor, saliency: torch.Tensor, seed: int = 0) -> dic
         maps like ``saliency``, on its device, by the name of the control.
 
     Raises:
-        ValueError: when images and maps are not of one batch and one grid, or when they are not finite.
+        ValueError: when images and maps are not of one batch and one grid, or when maps are not finite.
     """
     maps = checked_maps(saliency)
     scans = plain(images)
     if scans.ndim != maps.ndim or len(scans) != len(maps) or scans.shape[2:] != maps.shape[2:]:
         raise ValueError(f"maps {tuple(maps.shape)} and images {tuple(scans.shape)} are not of one batch and one grid")
-    if not bool(torch.isfinite(scans).all()):
-        raise ValueError("`images` must be finite: intensity and edges are controls")
     scans = scans.to(maps)
     return {
         "random": torch.stack([_noise(maps[0], scan, seed) for scan in scans]),

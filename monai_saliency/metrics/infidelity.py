@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,9 +23,9 @@ class _SumsAndDrops(NetworkMetric):
 
     masks: Masks
 
-    @abstractmethod
     def compare(self, sums: torch.Tensor, drops: torch.Tensor) -> torch.Tensor:
         """The number of one map, from ``(N,)`` sums and ``(N,)`` drops, float64."""
+        raise NotImplementedError
 
     def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
         found = []
@@ -51,9 +50,6 @@ class Infidelity(_SumsAndDrops):
         masks: which perturbed images; by default ``RISEMasks(200, seed=1)``. Take another seed than the maps have.
         normalize: scale the map by the factor ``beta`` that suits it best (captum's ``normalize``), so that only its
             shape counts; otherwise ``beta`` is 1, and the map must be in the score's unit per voxel.
-
-    Raises:
-        ValueError: when an argument is of another kind, and (when called) when maps and images do not belong together.
 
     Example::
 
@@ -102,9 +98,6 @@ class SensitivityN(_SumsAndDrops):
         num_masks: how many random subsets, at least 3.
         grid_size: cells along each axis; voxels where the axis is shorter.
         seed: of the random subsets.
-
-    Raises:
-        ValueError: for settings out of range, and (when called) when maps and images do not belong together.
     """
 
     def __init__(

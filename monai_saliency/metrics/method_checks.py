@@ -25,11 +25,6 @@ class RankAgreement(SaliencyMetric):
     """Spearman's rank correlation of two maps of one scan, such as maps of two seeds, fills or methods. In [-1, 1],
     higher is better. NaN where a map is flat.
 
-    ``reduction`` and ``get_not_nans`` are those of :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-
-    Raises:
-        ValueError: (when called) when the maps have different shapes.
-
     Example::
 
         >>> RankAgreement()(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([[[[2.0, 9.0, 5.0]]]])).tolist()
@@ -39,8 +34,7 @@ class RankAgreement(SaliencyMetric):
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         maps = checked_maps(y_pred)
         if y is None or y.shape != maps.shape:
-            got = "nothing" if y is None else tuple(y.shape)
-            raise ValueError(f"`y` must be other maps of the same scans, {tuple(maps.shape)}, got {got}")
+            raise ValueError(f"`y` must be other maps of the scans, {maps.shape}, got {getattr(y, 'shape', None)}")
         others = checked_maps(y)
         return torch.stack([rank_correlation(a.flatten(1), b.flatten(1)) for a, b in zip(maps, others, strict=True)])
 
@@ -101,8 +95,8 @@ class Repeatability(_AgainstOthers):
         self, inferer: PerturbationInferer, network: Callable[..., Any], seed: int = 1, **options: Any
     ) -> None:
         super().__init__(inferer, network, **options)
-        self.inferer = self.inferer.replace(masks=_with_seed(self.inferer.masks, whole_number("seed", seed, 0)))
-        self.inferers = [self.inferer]
+        masks = _with_seed(self.inferer.masks, whole_number("seed", seed, 0))
+        self.inferers = [self.inferer.replace(masks=masks)]
 
 
 class FillAgreement(_AgainstOthers):
@@ -115,9 +109,6 @@ class FillAgreement(_AgainstOthers):
 
     Args:
         fills: other fills, at least one, such as ``[MeanFill(), BlurFill()]``.
-
-    Raises:
-        ValueError: when there is no fill.
     """
 
     def __init__(
@@ -128,8 +119,6 @@ class FillAgreement(_AgainstOthers):
         **options: Any,
     ) -> None:
         super().__init__(inferer, network, **options)
-        if not fills:
-            raise ValueError("`fills` must hold at least one fill to compare with, got none")
         self.inferers = [self.inferer.replace(fill=fill) for fill in fills]
 
 
@@ -185,9 +174,6 @@ class EfficientParameterRandomisation(ParameterRandomisation):
 
     Args:
         bins: of the histogram, at least 2; 100 as in the paper.
-
-    Raises:
-        ValueError: when the network is not a module, or has no parameters, or for settings out of range.
     """
 
     higher_is_better = True

@@ -10,7 +10,7 @@ import torch
 
 from monai_saliency.cases import Case
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.masks.order import BoundOrderMasks, OrderMasks
+from monai_saliency.masks.order import OrderMasks
 from monai_saliency.metrics.base import NetworkMetric, OneMap
 from monai_saliency.utils.arguments import instance, whole_number
 
@@ -71,8 +71,8 @@ class _Curve(NetworkMetric):
     def _curve(self, one: OneMap) -> PerturbationCurve:
         regions = None if self.regions is None else self.regions(one.image, one.case.spacing)
         found = self.score(one, OrderMasks(one.saliency, self.steps, self.keep, regions))
-        assert isinstance(found.masks, BoundOrderMasks)  # what OrderMasks bind to
-        hidden = torch.tensor(found.masks.hidden_fractions, dtype=torch.float64)
+        masks: Any = found.masks  # BoundOrderMasks
+        hidden = torch.tensor(masks.hidden_fractions, dtype=torch.float64)
         scores, reference = found.scores.cpu(), found.reference[None].cpu()
         if self.keep:
             return PerturbationCurve(torch.cat([1 - hidden, hidden.new_ones(1)]), torch.cat([scores, reference]))
@@ -96,9 +96,6 @@ class Deletion(_Curve):
         steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.
         regions: makes a label map ``(1, *spatial)`` of an image and its voxel sizes, such as ``Supervoxels(200)``;
             voxels of one label go at once, in the order of their mean in the map. Single voxels by default.
-
-    Raises:
-        ValueError: for settings out of range, and (when called) when maps and images do not belong together.
 
     Example::
 
@@ -127,7 +124,7 @@ class Insertion(_Curve):
     Insertion also rewards blurred maps, which insert smooth shapes: compare with the controls
     (:func:`~monai_saliency.metrics.control_maps.with_controls`).
 
-    Args and errors are the same as for :class:`Deletion`.
+    Args are the same as for :class:`Deletion`.
     """
 
     keep = True

@@ -22,15 +22,9 @@ class Pointing(SaliencyMetric):
     The peak is found by :func:`~monai_saliency.metrics.peak.peak_voxel`. A map whose voxels are all equal points
     nowhere: it counts as 0. A case with an empty label counts as NaN.
 
-    ``reduction`` and ``get_not_nans`` are those of :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-
     Args:
         tolerance: how far from the label the peak may lie, in voxels, Euclidean, at least 0. By default it must lie
             strictly inside. Zhang et al. allow 15 pixels.
-
-    Raises:
-        ValueError: when ``tolerance`` is negative, and (when called) for maps that are not finite and labels that are
-            not on their grid.
 
     Example::
 
@@ -67,8 +61,6 @@ class MassInLabel(SaliencyMetric):
     Negative values count as 0. A map without positive values shows nothing: it counts as 0. A case with an empty label
     counts as NaN.
 
-    ``reduction`` and ``get_not_nans`` are those of :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-
     Example::
 
         >>> maps = torch.tensor([[[[3.0, -2.0], [1.0, 0.0]]]])
@@ -90,14 +82,9 @@ class Leakage(SaliencyMetric):
 
     A map without positive values shows nothing: it counts as 1. A case with an empty region counts as NaN.
 
-    ``reduction`` and ``get_not_nans`` are those of :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-
     Args:
         top: measure the highest voxels instead of the positive mass: their share of all voxels, in (0, 1], rounded up.
             All voxels as high as the last of them count too.
-
-    Raises:
-        ValueError: when ``top`` is not in (0, 1].
 
     Example::
 
@@ -146,8 +133,6 @@ class AUPRC(SaliencyMetric):
     Voxels with equal values are found together. Equal to scikit-learn's ``average_precision_score``. A case with an
     empty label counts as NaN.
 
-    ``reduction`` and ``get_not_nans`` are those of :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-
     Example::
 
         >>> maps = torch.tensor([[[[4.0, 3.0], [2.0, 1.0]]]])
@@ -171,13 +156,8 @@ class MeanIoU(SaliencyMetric):
 
     A case with an empty label counts as NaN.
 
-    ``reduction`` and ``get_not_nans`` are those of :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-
     Args:
         threshold: in the map's unit; voxels above it are compared with the label. None: the best.
-
-    Raises:
-        ValueError: when ``threshold`` is not a finite number.
 
     Example::
 

@@ -41,14 +41,13 @@ class Legend:
 
     Attributes:
         scale: the largest absolute value of the colour bar, in the map's unit.
-        span: the range of the score; None where the map is not in the score's unit, and nothing is known of it.
+        span: the range of the score; None where nothing is known of it.
         words: what the values are.
         change: the largest change of the score by any mask; None where it is not known.
         in_score_unit: whether the map is in the score's unit.
         signed: whether values below zero have a meaning.
         note: a further line for the colour bar.
-        noise: how large a value can be by chance (:meth:`~monai_saliency.estimators.base.Estimator.noise`); 0 where it
-            is not known.
+        noise: how large a value can be by chance; 0 where it is not known.
     """
 
     scale: float

@@ -66,18 +66,14 @@ def plot_saliency(
     legends: Sequence[Legend] | None = None,
 ) -> Figure:
     """Draw maps over their scan: one row per map, with the three planes through the map's peak and a colour bar. Where
-    the peak is not coloured, they go through the largest absolute value that is; where nothing is, through the middle
-    of the scan.
+    the peak is not coloured, they go through the strongest voxel that is; where none is, through the scan's middle.
 
-    Voxels are shown as they were scanned: reordered to the axes nearest to the scanner's axes, but not resampled. Warm
-    colours are positive (the image supports the score there), cold colours are negative.
+    Voxels are reordered to the axes nearest to the scanner's axes, but not resampled. Warm colours are positive (the
+    image supports the score there), cold colours are negative.
 
-    **Scale.** All maps of the figure have one scale, centred at zero. Figures that are to be compared need the same
-    ``scale``. Colours grow with the square root of the value. Values beyond the scale have its last colour, and the
-    colour bar ends in a point.
-
-    **What is coloured.** A voxel whose absolute value is at least a hundredth of the scale, and at least twice its
-    standard error where there is one. Where no voxel is, no peak is marked, and the title says why.
+    All maps of the figure have one scale, centred at zero; figures that are to be compared need the same ``scale``.
+    Colours grow with the square root of the value. A voxel is coloured whose absolute value is at least a hundredth of
+    the scale, and at least twice its standard error. Where no voxel is, no peak is marked, and the title says why.
 
     Args:
         scan: ``(*spatial)``, 2D or 3D.
@@ -85,12 +81,11 @@ def plot_saliency(
         affine: ``(4, 4)``, from voxels to scanner mm.
         title: the picture's title.
         labels: the label of each map's colour bar, K strings; by default ``"saliency (change of the score)"``.
-        scale: the largest absolute value of the colour bars, in the maps' unit: for a score in [0, 1] it is 1. By
-            default the largest absolute value of all maps.
+        scale: the largest absolute value of the colour bars, in the maps' unit; by default that of all maps.
         standard_error: ``(K, *spatial)``, of the maps, in their unit.
         label: ``(*spatial)`` on the scan's grid, whole numbers: what is not 0 gets an outline.
-        legends: what the colours of each map mean, K of them, instead of ``scale``; see
-            :meth:`monai_saliency.visualize.legend.Legend.of`.
+        legends: what the colours of each map mean, K of them, instead of ``scale``
+            (:meth:`~monai_saliency.visualize.legend.Legend.of`).
 
     Returns:
         a figure. Save it with ``savefig``; it needs no closing.
@@ -137,13 +132,10 @@ def plot_saliency(
 def save_picture(figure: Figure, path: str | Path | IO[bytes], picture_format: str = "png") -> None:
     """Write a figure to a path or an open file, with the same bytes each time: as ``"png"``, or as ``"svg"``."""
     check_option("picture_format", picture_format, PICTURE_FORMATS)
-    how: dict[str, Any] = {"format": picture_format, "dpi": _DPI[picture_format]}
-    if picture_format == "png":
-        figure.savefig(path, **how)
-        return
     settings = {"svg.fonttype": "none", "svg.hashsalt": "map"}
+    metadata = {"Date": None} if picture_format == "svg" else None
     with _setting, require("matplotlib", extra="bundle").rc_context(settings):
-        figure.savefig(path, **how, metadata={"Date": None})
+        figure.savefig(path, format=picture_format, dpi=_DPI[picture_format], metadata=metadata)
 
 
 def _wrapped(words: Sequence[str], width: int) -> str:

@@ -190,7 +190,6 @@ MISTAKES: list[tuple[Any, str]] = [
         lambda: metrics.Repeatability(ms.sliding_window(target=TARGET), NETWORK),
         "SlidingWindowMasks draw nothing at random",
     ),
-    (lambda: metrics.FillAgreement(INFERER, NETWORK, []), "`fills` must hold at least one fill"),
     (lambda: metrics.ParameterRandomisation(INFERER, lambda x: x), "`network` must be a module"),
     (
         lambda: metrics.Repeatability(INFERER, NETWORK)(torch.rand(2, 3, 8, 9), IMAGES),

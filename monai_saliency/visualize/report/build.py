@@ -40,11 +40,6 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
 
     Raises:
         ValueError: when the folder holds no table of cases.
-        OutputError: when the report cannot be written.
-
-    Example::
-
-        write_report("eval")  # eval/report/index.html
     """
     folder = Path(folder)
     cohort = read_cohort(folder)
@@ -65,16 +60,15 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
             thumbnails[case.case] = _write_thumbnails(report, case.id, pictures)
             page = case_page(case, shown, problem, (around[place], around[place + 2]))
             _write(report / "cases" / f"{case.id}.html", page)
-        words = title or f"Saliency maps: {folder.resolve().name}"
-        return _write(report / "index.html", cohort_page(cohort, words, thumbnails))
+        title = title or f"Saliency maps: {folder.resolve().name}"
+        return _write(report / "index.html", cohort_page(cohort, title, thumbnails))
 
 
 def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, title: str | None = None) -> Path:
     """Make one report of several runs over one cohort, such as of several methods, seeds, checkpoints or fills.
 
-    The report is a table of the maps of each case, class and channel, on one scale, and how far they agree
-    (:class:`~monai_saliency.metrics.MapAgreement`). Runs are compared with the first. Where scores or grids differ, and
-    where only one run has a case, the page says so instead.
+    The report is a table of the maps of each case, class and channel, and how far they agree with those of the first
+    run (:class:`~monai_saliency.metrics.MapAgreement`), or why they cannot be compared.
 
     Args:
         folders: the output folders of two or more runs.
@@ -86,11 +80,6 @@ def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, titl
 
     Raises:
         ValueError: when a folder holds no table of cases, when one is given twice, or when ``output_dir`` is a run's.
-        OutputError: when the report cannot be written.
-
-    Example::
-
-        write_comparison(["rise/eval", "windows/eval"], "both")  # both/report/index.html
     """
     output_dir = Path(output_dir)
     if any((output_dir / name).exists() for name in ("summary.csv", "failures.csv")):

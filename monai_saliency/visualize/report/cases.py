@@ -26,12 +26,7 @@ _OF_ONE = {"probability", "0 to 1", "-1 to 1"}
 
 
 class MapFile:
-    """A file of ``count`` maps, whose voxels are read when they are needed.
-
-    Attributes:
-        shape: ``(*spatial)`` of a map.
-        affine: ``(4, 4)``, from voxels to scanner mm.
-    """
+    """A file of ``count`` maps ``(*shape)``, whose voxels are read when they are needed."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.count = count

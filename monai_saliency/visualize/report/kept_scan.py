@@ -1,7 +1,5 @@
-"""The scan that a report shows, kept in ``views/`` below the output folder with its label.
-
-At most two million voxels and about a thousand values are kept. Where voxels are left out, the others keep their values
-and places.
+"""The scan that a report shows, kept in ``views/`` below the output folder: at most two million voxels and about a
+thousand values. Where voxels are left out, the others keep their values and places.
 """
 
 from __future__ import annotations
@@ -82,10 +80,7 @@ class KeptScan:
         layers: int | None = None,
         rows_down: bool = False,
     ) -> KeptScan:
-        """Keep the shown part of a scan ``(*spatial)``, or ``(*spatial, 3)`` in colours, with maps ``(K, *spatial)``.
-
-        ``layers`` is how many volumes the page holds in addition to the scan; K by default.
-        """
+        """Keep the shown part of a scan ``(*spatial[, 3])`` with maps ``(K, *spatial)`` on a page of more ``layers``."""
         shape = maps.shape[1:]
         affine = np.asarray(affine, np.float64)
         budget = min(max(_VALUES // ((layers or len(maps)) + 1), _VOXELS[0]), _VOXELS[1])

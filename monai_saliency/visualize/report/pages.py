@@ -21,7 +21,6 @@ from monai_saliency.visualize.report.shown import Shown
 
 __all__ = ["case_page", "cohort_page", "curve_charts", "rendered", "scale_words"]
 
-_YES = {"True": "yes", "False": "no"}
 #: of a curve: its heading, and what its horizontal axis counts
 _KINDS = {
     "insertion": ("Insertion (higher is better)", "voxels shown, the map's highest first (%)"),
@@ -92,7 +91,7 @@ def _text(row: Row, name: str) -> str:
         places = [row.get(f"peak_{axis}_mm", "") for axis in "xyz"]
         return ", ".join(number(each, 4) for each in places if each)
     text = row.get(name, "")
-    return _YES.get(text, text)
+    return {"True": "yes", "False": "no"}.get(text, text)
 
 
 def case_page(case: CaseFiles, shown: Shown | None, problem: str, near: Sequence[CaseFiles | None]) -> str:
