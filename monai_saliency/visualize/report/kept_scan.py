@@ -80,7 +80,7 @@ class KeptScan:
         layers: int | None = None,
         rows_down: bool = False,
     ) -> KeptScan:
-        """Keep the shown part of a scan ``(*spatial[, 3])`` with maps ``(K, *spatial)`` on a page of more ``layers``."""
+        """Keep the shown part of a scan ``(*spatial[, 3])`` with maps ``(K, *spatial)``; the page has ``layers`` volumes."""
         shape = maps.shape[1:]
         affine = np.asarray(affine, np.float64)
         budget = min(max(_VALUES // ((layers or len(maps)) + 1), _VOXELS[0]), _VOXELS[1])
