@@ -80,7 +80,7 @@ class KeptScan:
         layers: int | None = None,
         rows_down: bool = False,
     ) -> KeptScan:
-        """Keep the shown part of a scan ``(*spatial[, 3])`` with maps ``(K, *spatial)``; the page has ``layers`` volumes."""
+        """Keep the shown part of a scan ``(*spatial[, 3])`` with maps ``(K, *spatial)``; a page has ``layers`` more."""
         shape = maps.shape[1:]
         affine = np.asarray(affine, np.float64)
         budget = min(max(_VALUES // ((layers or len(maps)) + 1), _VOXELS[0]), _VOXELS[1])
