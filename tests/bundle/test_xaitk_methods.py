@@ -7,13 +7,8 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
-import pytest
-import torch
 from helpers.files import rows_of
 from helpers.layouts import Bundle
-from helpers.own_bundle import SMALL_NET, run
-from helpers.scans import LPS, write_scan
-from monai.networks.nets import DenseNet
 
 STACK = "xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise.RISEStack"
 RADIAL = "xaitk_saliency.impls.perturb_image.sliding_radial.SlidingRadial"
@@ -43,16 +38,3 @@ def test_a_whole_method_by_the_overlay(make: Callable[[str], Bundle], tmp_path: 
     rows = rows_of(folders["theirs"] / "summary.csv")
     assert [row["forwards"] for row in rows] == ["14"] * len(rows)  # the image too, once for each
     assert not (folders["theirs"] / "failures.csv").exists()
-
-
-def test_a_perturber_slice_by_slice_in_our_bundle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its scores are kept: the second run needs few forwards."""
-    write_scan(tmp_path / "cohort" / "s0.nii.gz", (13, 12, 14), LPS)
-    torch.manual_seed(0)
-    torch.save(DenseNet(**SMALL_NET).state_dict(), tmp_path / "weights.pt")
-    settings = {"method": RADIAL, "radius": [3, 3], "stride": [9, 9], "slices": 2}
-    (row,) = run(tmp_path / "cohort", tmp_path / "out", tmp_path / "weights.pt", **settings)
-    assert row["forwards"] == str(1 + 4 * 16)
-    (again,) = run(tmp_path / "cohort", tmp_path / "out", tmp_path / "weights.pt", **settings)
-    assert again["peak_saliency"] == row["peak_saliency"]
-    assert int(again["forwards"]) < 20
