@@ -11,7 +11,6 @@ from helpers.files import rows_of
 from helpers.layouts import Bundle
 
 STACK = "xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise.RISEStack"
-RADIAL = "xaitk_saliency.impls.perturb_image.sliding_radial.SlidingRadial"
 
 
 def voxels_of(folder: Path) -> dict[str, np.ndarray]:
