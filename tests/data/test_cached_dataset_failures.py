@@ -13,17 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.cached_cohort import FILED, Logged, all_once, behind, dataset, digest, expected, in_children, preprocessing
+from helpers.cached_cohort import FILED, all_once, behind, dataset, digest, expected, in_children, preprocessing
 from helpers.items import assert_same
 from helpers.warned import our_warnings
 from monai.transforms import (
-    Compose,
     Lambdad,
     MapTransform,
 )
-
-from monai_saliency.data.cached_dataset import CachedDataset
-from monai_saliency.data.cohort import find_cases
 
 
 class Object(MapTransform):
@@ -96,14 +92,6 @@ def test_damaged_database(cohort: Path, tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-def test_cache_dir_is_a_file(cohort: Path) -> None:
-    (cohort.parent / "cache").write_text("x")
-    for cache in FILED:
-        items = dataset(cohort, cache)
-        with pytest.warns(UserWarning, match="cannot be (read|stored)"):
-            assert len(list(items)) == 4
-
-
 @pytest.mark.parametrize("cache", FILED)
 def test_full_disk(cohort: Path, cache: str) -> None:
     """A limit on the size of files, which the kernel enforces as it does a full disk. In a child, where it may stay."""
@@ -135,14 +123,6 @@ def test_a_lambda_is_not_cached(cohort: Path, cache: str, computed: Any) -> None
             for item, reference in zip(items, expected(cohort), strict=True):
                 assert torch.equal(item["image"].as_tensor(), reference["image"].as_tensor() + number + 1)
         assert computed() == all_once(3 if cache == "memory" or number == 1 else 2)
-
-
-def test_plain_callables_run_at_each_read(cohort: Path, computed: Any) -> None:
-    with pytest.warns(
-        UserWarning, match="plus_one, is not cached, .* it is not a monai Transform, so it may be random"
-    ):
-        dataset(cohort, "memory", Compose([Logged("image"), plus_one]))
-    assert CachedDataset(find_cases(cohort), Compose([Lambdad("image", lambda x: x)]), "none")[0]["case"] == "a"
 
 
 def test_items_that_cannot_be_stored(cohort: Path, computed: Any) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.scans import LPS, OBLIQUE, write_scan
-from monai.data import Dataset
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, ResizeWithPadOrCropd
 
 import monai_saliency as ms
@@ -199,35 +198,3 @@ def test_cases_that_do_not_fit_together_go_alone_and_what_fits_no_batch_is_liste
     assert "no batch can be made of it" in row["error"]
     with pytest.raises(CaseError, match="case c2: no batch"):
         list(CohortLoader(items, batch_size=2))
-
-
-@pytest.mark.parametrize("workers", [(0, False), (2, False)], ids=["no workers", "2 threads"])
-def test_an_item_that_is_no_dictionary_is_listed(workers: tuple[int, bool], tmp_path: Path) -> None:
-    """As random crops make a list of one case. The others are loaded."""
-
-    class Cut(Items):
-        def __getitem__(self, index: int) -> Any:
-            item = super().__getitem__(index)
-            return [item, item] if index == 1 else item
-
-    failures = Failures(tmp_path / "failures.csv")
-    assert batches(CohortLoader(Cut([A] * 3), failures, num_workers=workers[0])) == ["0", "2"]
-    (row,) = failures.rows
-    assert row["case"] == "c1"
-    assert "gave a list; they must give one dictionary for each case" in row["error"]
-
-
-@pytest.mark.parametrize("workers", [(0, False), (2, True)], ids=["no workers", "2 processes"])
-@pytest.mark.parametrize("kind", [Dataset, CachedDataset])
-def test_a_transform_that_names_the_file_fails_under_the_cases_name(
-    kind: type, workers: tuple[int, bool], cases: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    """As an inferer does in the pipeline, which knows the image alone."""
-    spoil("NaN", cases)
-    steps = [LoadImaged("image"), EnsureChannelFirstd("image"), ms.Saliencyd("image", network, EXPLAIN)]
-    failures = Failures(tmp_path / "failures.csv")
-    loader = CohortLoader(kind(cases, Compose(steps)), failures, num_workers=workers[0], processes=workers[1])
-    assert [batch["case"] for batch in loader] == [["s0"], ["s1"], ["s3"], ["s4"]]
-    (row,) = failures.read()
-    assert (row["case"], row["stage"]) == ("s2", "load")
-    assert "NaN" in row["error"]

@@ -88,20 +88,6 @@ def test_each_once_over_ranks_and_workers(count: int, world_size: int, workers: 
         assert max(shares) - min(shares) <= BATCH * max(workers, 1) * count
 
 
-def test_batches_of_a_loader() -> None:
-    """Its scores make the map of the inferer."""
-    (case,) = cohort(1)
-    inferer = rise()
-    (expected,) = inferer.explain(case["image"][None], lambda x: x)
-    (run,), _ = inferer.start(case["image"][None])
-    state = inferer.estimator.start(run.masks, expected.reference_scores)
-    for batch in DataLoader(PerturbedImages([case], inferer), batch_size=5):
-        scores = batch["image"].flatten(1).mean(1, keepdim=True)
-        masks = batch["mask"].tolist()
-        state.update([i for i in masks if i >= 0], scores[[i >= 0 for i in masks]])
-    torch.testing.assert_close(state.compute(), expected.saliency, rtol=0, atol=1e-6)
-
-
 def test_regions_come_from_label_maps() -> None:
     case = cohort(1)[0]
     labels = torch.zeros(1, *case["image"].shape[1:], dtype=torch.int64)

@@ -24,7 +24,6 @@ from helpers.mapped_cohort import (
     write_cohort,
 )
 from helpers.warned import our_warnings
-from monai.data import list_data_collate
 from monai.transforms import (
     CastToTyped,
     Compose,
@@ -33,11 +32,9 @@ from monai.transforms import (
     RandFlipd,
     RandRotate90d,
     RandSpatialCropd,
-    RandSpatialCropSamplesd,
     ScaleIntensityd,
     Spacingd,
 )
-from torch.utils.data import DataLoader
 
 import monai_saliency as ms
 from monai_saliency.data.loader import CohortLoader
@@ -78,17 +75,6 @@ def test_augmented_alike(cohort: Path, notes: Any, random: list[Any], lazy: bool
     # They were augmented.
     assert (len(places) > 1) == bool(random)
     assert notes() == {"scans": 3, "maps": 3}
-
-
-def test_after_a_random_transform_the_map_is_named(cohort: Path) -> None:
-    """Deterministic transforms too, and transforms that make several items of one."""
-    flip = RandFlipd(BOTH, prob=0.5)
-    (item, *_) = dataset(cohort, transform=preprocessing(flip, ScaleIntensityd("saliency")))
-    assert (item["saliency"].min(), item["saliency"].max()) == (0, 1)
-    crops = RandSpatialCropSamplesd(BOTH, roi_size=(6, 6, 6), num_samples=3, random_size=False)
-    batch = next(iter(DataLoader(dataset(cohort, transform=preprocessing(crops)), 2, collate_fn=list_data_collate)))
-    assert batch["saliency"].shape == (6, 1, 6, 6, 6)
-    assert torch.equal(batch["saliency"].as_tensor(), expected_map(batch["image"].as_tensor()))
 
 
 @pytest.mark.parametrize("cache", ["none", "disk"])

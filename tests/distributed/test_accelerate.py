@@ -21,11 +21,9 @@ from helpers.own_bundle import BATCHES, forwards, settings
 from helpers.own_pipeline import MASKS, Network, inferer, loader, plain_maps, run_page
 from helpers.paths import TESTS
 from helpers.scans import LPS, write_scan
-from monai.utils import OptionalImportError
 
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.distributed.accelerate import AccelerateEngine, explain_loader, local_device
-from monai_saliency.errors import root_cause
+from monai_saliency.distributed.accelerate import AccelerateEngine, explain_loader
 
 
 @pytest.fixture
@@ -130,17 +128,6 @@ class TestOneProcess:
         rows = explain_loader(accelerator, loader(5, batch_size=size), Network().eval().__call__, inferer(), split)
         assert same(rows, plain_maps(5, size))
 
-    def test_the_engine_is_the_plain_run(self, tmp_path: Path) -> None:
-        for seed in range(2):
-            write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
-        monai.bundle.run(**settings(tmp_path, "plain"))
-        asked = settings(tmp_path, "out")
-        del asked["device"]
-        asked["config_file"] = [asked["config_file"], str(overlay_path("accelerate"))]
-        monai.bundle.run(**asked)
-        assert maps(tmp_path / "out") == maps(tmp_path / "plain")
-        assert local_device() == torch.device("cpu") or torch.accelerator.is_available()
-
     @pytest.mark.slow
     def test_code_of_the_page(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
@@ -157,16 +144,3 @@ class TestOneProcess:
                 ValueError, match=r"2 processes were started, .*: on the CPU, set Accelerator\(cpu=True\)"
             ):
                 start()
-
-
-def test_without_accelerate_the_pip_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_scan(tmp_path / "cohort" / "s0.nii.gz", (13, 12, 14), LPS)
-    for name in [name for name in sys.modules if name.split(".")[0] == "accelerate"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    asked = settings(tmp_path, "out")
-    asked["config_file"] = [asked["config_file"], str(overlay_path("accelerate"))]
-    with pytest.raises(RuntimeError) as caught:
-        monai.bundle.run(**asked)
-    cause = root_cause(caught.value)
-    assert isinstance(cause, OptionalImportError)
-    assert 'accelerate is not installed: pip install "monai-saliency[accelerate]"' in str(cause)

@@ -15,17 +15,14 @@ import pytest
 import torch
 from helpers import fork_server
 from helpers.files import maps
-from helpers.own_bundle import BATCHES, forwards, rank, settings
-from helpers.own_pipeline import MASKS, Network, from_file, inferer, loader, plain_maps, run_page, scans
+from helpers.own_bundle import BATCHES, forwards, settings
+from helpers.own_pipeline import MASKS, Network, inferer, loader, plain_maps, run_page, scans
 from helpers.paths import TESTS
 from helpers.scans import LPS, write_scan
 from lightning.pytorch import Trainer
-from monai.data import DataLoader
-from monai.transforms import Invertd
-from monai.utils import OptionalImportError
 
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.distributed.lightning import LightningEngine, SaliencyModule, local_device
+from monai_saliency.distributed.lightning import LightningEngine, SaliencyModule
 
 
 def trainer(**more: Any) -> Trainer:
@@ -63,20 +60,6 @@ class TestOneDevice:
         assert first["explained"][0] == expected.explained
         assert not any(parameter.grad is not None for parameter in module.parameters())
         assert not first["saliency"][0].requires_grad
-
-    def test_a_map_goes_back_to_the_scan(self, tmp_path: Path) -> None:
-        write_scan(tmp_path / "scan.nii.gz", (9, 8, 7), LPS)
-        data = from_file(tmp_path / "scan.nii.gz")
-
-        def network(x: torch.Tensor) -> torch.Tensor:
-            return x.flatten(1)[:, :3]
-
-        (found,) = trainer().predict(SaliencyModule(network, inferer()), DataLoader(data))
-        assert found["case"] == [str(tmp_path / "scan.nii.gz")]
-        item = {"image": data[0]["image"], "saliency": found["saliency"][0]}
-        back = Invertd("saliency", data.transform, "image", nearest_interp=False)(item)["saliency"]
-        assert torch.equal(back.affine, torch.as_tensor(LPS, dtype=back.affine.dtype))
-        assert torch.equal(back.as_tensor(), found["saliency"][0].as_tensor().flip(1, 2))
 
 
 def launch(tmp_path: Path, devices: int) -> list[dict[str, Any]]:
@@ -142,27 +125,6 @@ def test_overlay(tmp_path: Path) -> None:
 
 
 class TestEngine:
-    def test_one_process_is_the_plain_run(self, tmp_path: Path) -> None:
-        for seed in range(2):
-            write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
-        monai.bundle.run(**settings(tmp_path, "plain", **rank(0, 1)))
-        engine = {
-            "_target_": "monai_saliency.distributed.lightning.LightningEngine",
-            "accelerator": "cpu",
-            "devices": 1,
-        }
-        monai.bundle.run(**settings(tmp_path, "out", saliency_engine=engine))
-        assert maps(tmp_path / "out") == maps(tmp_path / "plain")
-        assert not torch.distributed.is_initialized()
-
-    def test_device_of_a_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-        monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-        monkeypatch.setenv("LOCAL_RANK", "1")
-        assert local_device() == local_device("gpu") == torch.device("cuda:1")
-        assert local_device("cpu") == torch.device("cpu")
-
     @pytest.mark.parametrize(
         ("settings", "match"),
         [
@@ -181,16 +143,3 @@ def test_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     found = run_page("lightning")
     saved = torch.load("c.pt")
     assert torch.equal(saved, found["saliency"].as_tensor())
-
-
-def test_without_lightning_the_pip_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_scan(tmp_path / "cohort" / "s0.nii.gz", (13, 12, 14), LPS)
-    monkeypatch.delitem(sys.modules, "monai_saliency.distributed.lightning")
-    for name in [name for name in sys.modules if name.split(".")[0] == "lightning"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    asked = settings(tmp_path, "out")
-    asked["config_file"] = [asked["config_file"], str(overlay_path("lightning"))]
-    with pytest.raises(Exception, match=r'lightning is not installed: pip install "monai-saliency\[lightning\]"'):
-        monai.bundle.run(**asked)
-    with pytest.raises(OptionalImportError, match="lightning is not installed"):
-        __import__("monai_saliency.distributed.lightning")

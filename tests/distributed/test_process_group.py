@@ -21,11 +21,8 @@ from monai_saliency.data.perturbed_images import PerturbedImages
 from monai_saliency.distributed.process_group import (
     BatchExplainer,
     MasksOverRanks,
-    from_all_ranks,
-    merge_over_ranks,
 )
 from monai_saliency.errors import CaseError
-from monai_saliency.sharding import rank_of
 from monai_saliency.utils.monai_private import single_process
 
 MASKS, BATCH = 37, 4
@@ -188,20 +185,6 @@ def test_a_bundles_handlers_take_their_process_for_the_only_one() -> None:
     assert on_ranks(2, gather) == [((2, 0, both), None, 2), ((2, 1, both), [1, 0, ["own"]], 2)]
 
 
-class TestWithoutGroup:
-    def test_it_is_the_plain_inferer(self) -> None:
-        network = Network()
-        explain = over_ranks(rise())
-        assert torch.equal(explain(images(2), network), rise()(images(2), network))
-        runs = rise().score(images(1), network)
-        merge_over_ranks(runs)
-        assert runs[0].complete
-        assert rank_of() == (0, 1)
-        assert from_all_ranks("mine") == ["mine"]
-        with pytest.raises(KeyError, match="own"):
-            from_all_ranks(None, KeyError("own"))
-
-
 class TestBatchExplainer:
     def scans(self) -> list[dict[str, Any]]:
         affines = [torch.eye(4, dtype=torch.float64) * torch.tensor([size, size, 1, 1]) for size in (2.0, 3.0)]
@@ -243,9 +226,3 @@ class TestBatchExplainer:
             hidden = image * (organs > 0)
             drop = hidden.sum() / image.numel() * age
             torch.testing.assert_close(row["saliency"].as_tensor(), drop * (organs > 0))
-
-    def test_refusals(self) -> None:
-        with pytest.raises(ValueError, match=r"`split` must be one of \['cases', 'masks'\], got 'auto'"):
-            BatchExplainer(Network(), rise(), "auto")
-        with pytest.raises(KeyError, match="image"):
-            BatchExplainer(Network(), rise())({"scan": images(1)})

@@ -20,7 +20,6 @@ from helpers.scans import LPS, write_scan
 from monai.utils import OptionalImportError
 
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.distributed import RayEngine
 from monai_saliency.errors import root_cause
 from monai_saliency.sharding import units
 
@@ -150,35 +149,6 @@ def test_an_error_in_an_actor_reaches_the_driver(tmp_path: Path) -> None:
         monai.bundle.run(**shared(tmp_path, "out", saliency_max_workers=1, checkpoint=only_there))
     assert "an actor has failed: FileNotFoundError: checkpoint nowhere.pt does not" in str(root_cause(caught.value))
     assert voxels(tmp_path / "out") == {}
-
-
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"max_workers": 0}, "`max_workers` must be a whole number of at least 1, got 0"),
-        ({"num_cpus": 0}, "`num_cpus` must be a number above 0, got 0"),
-        ({"split": "scans"}, "`split` must be one of ['auto', 'cases', 'masks'], got 'scans'"),
-    ],
-)
-def test_settings_out_of_range(settings: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(match)):
-        RayEngine(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "resources", "pool"),
-    [
-        ({"num_cpus": 2}, {"CPU": 9.0}, (4, 0.0)),
-        ({}, {"CPU": 64.0, "GPU": 4.0}, (4, 1.0)),
-        ({"num_gpus": 0.5}, {"CPU": 64.0, "GPU": 4.0}, (8, 0.5)),
-        ({"max_workers": 3}, {"CPU": 2.0}, (3, 0.0)),
-        ({"num_gpus": 1}, {"CPU": 2.0}, (1, 1.0)),
-    ],
-)
-def test_as_many_actors_as_there_is_room_for(
-    settings: dict[str, Any], resources: dict[str, float], pool: tuple[int, float]
-) -> None:
-    assert RayEngine(**settings)._pool(resources) == pool
 
 
 def test_without_ray_there_is_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

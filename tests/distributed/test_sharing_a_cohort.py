@@ -26,7 +26,6 @@ from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.distributed import RankEngine, SlurmEngine, local_device
 from monai_saliency.distributed.base import in_order, take
 from monai_saliency.errors import root_cause
-from monai_saliency.storage.score_store import ScoreStore
 
 
 @pytest.fixture(scope="module")
@@ -158,19 +157,6 @@ def test_metrics_of_a_bundle_are_left_out_and_that_is_said(
     assert "left out, since each process sees a share of the cohort: MeanDice" in caplog.text
 
 
-def test_a_case_that_another_run_holds_is_no_success(cohort: Path) -> None:
-    class Waits(RankEngine):
-        waits = True
-
-    out = cohort / "held"
-    with (
-        ScoreStore(out / "scores").claim("s3"),
-        pytest.raises(SystemExit, match=r"1 case without a map yet, the first is s3: .* either another run held it"),
-    ):
-        monai.bundle.run(**settings(cohort, "held", saliency_engine=Waits(0, 1, "cases")))
-    assert len(maps(out)) == 4
-
-
 def variables(task: int = 0, tasks: int = 0, process: int = 0, processes: int = 0, **others: int) -> dict[str, str]:
     found: dict[str, int] = {}
     if tasks:
@@ -200,11 +186,6 @@ def test_share_of_a_slurm_job(environment: Mapping[str, str], expected: tuple[in
 def test_array_with_gaps_is_refused() -> None:
     with pytest.raises(ValueError, match="evenly spaced, as in --array=0-2: got 3 tasks from 0 to 7"):
         SlurmEngine(environment=variables(7, 3, ARRAY_TASK_MAX=7))
-
-
-def test_rank_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`rank` must be in \[0, 2\), the number of processes, got 2"):
-        RankEngine(2, 2)
 
 
 def test_device_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

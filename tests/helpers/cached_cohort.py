@@ -44,12 +44,6 @@ class Logged(MapTransform):
         return data
 
 
-class Edits(MapTransform):
-    def __call__(self, data: Any) -> Any:
-        data["notes"].append("seen")
-        return data
-
-
 def wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 30
     while not condition():
@@ -95,12 +89,6 @@ def expected(cohort: Path, transform: Any = None) -> list[Any]:
 
 def all_once(count: int = 1) -> Counter[str]:
     return Counter(dict.fromkeys("abcd", count))
-
-
-def print_digests(folder: str) -> None:
-    """What each cache on disk gives, in another Python process."""
-    for cache in FILED:
-        print(" ".join(digest(item) for item in dataset(Path(folder), cache, cache_dir=Path(folder).parent / cache)))
 
 
 def in_children(works: list[Callable[[], None]]) -> None:

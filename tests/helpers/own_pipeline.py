@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
 from monai.data import DataLoader, Dataset, MetaTensor
-from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd
 
 import monai_saliency as ms
 from helpers.paths import ROOT
@@ -61,12 +59,6 @@ def plain_maps(count: int, batch_size: int = 1, network: Any = None) -> dict[str
         maps = inferer()(batch["image"], network or Network())
         found |= dict(zip(batch["case"], maps.as_tensor(), strict=True))
     return found
-
-
-def from_file(path: Path) -> Dataset:
-    """Scans that preprocessing turns, whose maps ``Invertd`` turns back."""
-    steps = [LoadImaged("image"), EnsureChannelFirstd("image"), Orientationd("image", axcodes="RAS", labels=None)]
-    return Dataset([{"image": path}], Compose(steps))
 
 
 def run_page(name: str) -> dict[str, Any]:
