@@ -20,7 +20,6 @@ from helpers.scans import LPS, write_scan
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from monai.bundle import ConfigParser
-from monai.bundle.utils import DEFAULT_MLFLOW_SETTINGS
 from monai.networks.nets import DenseNet
 
 from monai_saliency.errors import root_cause
@@ -214,25 +213,6 @@ def test_an_interrupted_run_says_so(cohort: Path, tmp_path: Path) -> None:
     assert recorded.info.status == "KILLED"
     assert recorded.data.metrics["cases"] == 1
     assert any(path.startswith("config_") for path in artifacts(out, recorded))
-
-
-@pytest.mark.slow
-def test_a_settings_file_of_ones_own(cohort: Path, tmp_path: Path) -> None:
-    """MONAI's way to name a server: here another database, experiment and run."""
-    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
-    configs = {"tracking_uri": f"sqlite:///{elsewhere}/own.db", "experiment_name": "audit", "run_name": "march"}
-    configs["evaluator"] = DEFAULT_MLFLOW_SETTINGS["configs"]["evaluator"] | {"experiment_param": {"site": "north"}}
-    settings = {"handlers_id": DEFAULT_MLFLOW_SETTINGS["handlers_id"], "configs": configs}
-    settings["configs"]["is_not_rank0"] = False
-    (tmp_path / "tracking.json").write_text(json.dumps(settings))
-    run(cohort, out, "", tracking=str(tmp_path / "tracking.json"))
-    own = MlflowClient(f"sqlite:///{elsewhere}/own.db")
-    (recorded,) = own.search_runs(own.get_experiment_by_name("audit").experiment_id)
-    assert (recorded.info.run_name, recorded.info.status) == ("march", "FINISHED")
-    assert recorded.data.metrics["cases"] == 3
-    assert {"site": "north", "method": "sliding_window"}.items() <= recorded.data.params.items()
-    assert (elsewhere / "mlruns" / recorded.info.run_id / "artifacts" / "summary.csv").is_file()
-    assert not list(out.glob("mlruns*"))
 
 
 def test_without_mlflow_the_error_comes_first(cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from monai.transforms import MapTransform
 from monai_saliency.engines import CohortEvaluator
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.rise import RISEScoring
-from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler
+from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods import rise, sliding_window
@@ -130,30 +129,6 @@ def test_a_case_that_another_process_holds_is_waited_for(tmp_path: Path) -> None
     handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
     handler.finish()
     assert handler.incomplete() == []
-
-
-def test_a_batch_may_bring_its_own_inferer() -> None:
-    """And several batches may come of one iteration, as where images cannot share a forward."""
-
-    class Twice(SaliencyHandler):
-        def batches(self, engine: Any) -> Iterator[Batch]:
-            (whole,) = super().batches(engine)
-            for index, window in enumerate((3, 2)):
-                inferer = sliding_window(window, window, target=ClassScore([0], "none"))
-                yield Batch(whole.inputs[index : index + 1], [whole.items[index]], inferer)
-
-    masks: list[int] = []
-
-    def postprocessing(case: dict[str, Any]) -> dict[str, Any]:
-        masks.append(len(case["explanation"].masks))
-        return case
-
-    batch = list_data_collate([{"image": MetaTensor(image)} for image in IMAGES])
-    handler: Any = Twice(sliding_window(6, 6, target=ClassScore([0], "none")), brightness, postprocessing)
-    handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
-    handler.finish()
-    assert masks == [8, 27]
-    assert handler.explained == ["image 0 of the batch", "image 1 of the batch"]
 
 
 class Inplace(MapTransform):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ import monai_saliency as ms
 from monai_saliency.engines.evaluator import CohortEvaluator
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.storage.tables import Failures
 
 WAIT = 30  # seconds; reached only by a test that fails
 CASES = [f"case_{i}" for i in range(6)]
@@ -106,26 +104,6 @@ def test_a_case_is_held_until_it_is_written(tmp_path: Path) -> None:
     for name in CASES:
         with other.claim(name) as holder:
             assert holder is None
-
-
-def fails_on(number: int, error: Exception, written: list[str]) -> Callable[[dict], dict]:
-    def postprocessing(case: dict) -> dict:
-        if case["case"] == CASES[number]:
-            raise error
-        written.append(case["case"])
-        return case
-
-    return postprocessing
-
-
-@pytest.mark.parametrize("kind", [SupervisedEvaluator, CohortEvaluator])
-def test_a_case_that_cannot_be_written_is_listed_under_its_own_name(kind: type, tmp_path: Path) -> None:
-    written: list[str] = []
-    failures = Failures(tmp_path / "failures.csv")
-    evaluator(fails_on(2, ValueError("no\nink"), written), Network(), kind, failures=failures).run()
-    assert written == [name for name in CASES if name != CASES[2]]
-    with open(tmp_path / "failures.csv", newline="", encoding="utf-8") as file:
-        assert list(csv.DictReader(file)) == [{"case": CASES[2], "stage": "explain", "error": "ValueError: no ink"}]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of paper"), KeyboardInterrupt()])

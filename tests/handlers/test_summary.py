@@ -97,17 +97,6 @@ class TestSummarize:
         flat = replace(explanation(maps), noise=torch.zeros(2))
         assert [is_noise(row) for row in summarize("ct_7", flat, 0 * maps, LEFTWARD)] == [True, True]
 
-    def test_evidence_against_is_not_noise(self) -> None:
-        """A peak of nothing above a strong negative value."""
-        maps = np.zeros((1, *SHAPE), np.float32)
-        maps[0, 1, 1, 1], maps[0, 0, 0, 0] = -3, 0.1
-        rows = summarize("ct_7", replace(explanation(maps), noise=torch.tensor([0.1])), maps, LEFTWARD)
-        assert [row["lowest_saliency"] for row in rows] == [-3.0]
-        assert [is_noise(row) for row in rows] == [False]
-        assert "maps_of_noise" not in figures(rows)
-        older = {name: value for name, value in rows[0].items() if name != "lowest_saliency"}
-        assert is_noise(older)
-
     @pytest.mark.parametrize(("voxel", "expected"), [(PEAK, True), ((5, 2, 2), False), (None, "")])
     def test_peak_in_label(self, label: Any, voxel: tuple[int, ...] | None, expected: bool | str) -> None:
         data = np.zeros(SHAPE)

@@ -49,16 +49,6 @@ def test_means_over_cases_and_marks_by_hand() -> None:
     assert "What no control reaches: peak strictly inside, mass in the label, leakage." in page
 
 
-def test_cases_without_label() -> None:
-    healthy = {
-        name: "" for name in TRUST_COLUMNS if any(each in name for each in ("pointing", "mass", "leak", "auprc"))
-    }
-    page = trust_page([a_row("a", **healthy, trust_labelled=False, prediction=0), a_row("b")])
-    assert "1 map of 1 case with a label" in page
-    page = trust_page([a_row("a", **healthy, trust_labelled="")])
-    assert "No case has a label map with voxels in it" in page
-
-
 def test_usefulness_by_hand() -> None:
     rows = [
         a_row("a"),

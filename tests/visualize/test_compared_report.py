@@ -76,22 +76,6 @@ def test_what_is_not_compared_says_why(runs: tuple[Path, Path], tmp_path: Path) 
         assert (index.parent / str(each["src"])).is_file()
 
 
-def test_three_runs_and_a_class_of_one(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    """Each is compared with the first; a class that one run explains is named."""
-    third = tmp_path / "third" / "b"
-    write_case(third, "ct/one", head(SHAPE, 0, 1000), OTHER[:1], OBLIQUE)
-    lines = [line for line in Runs([*runs, third]).compared() if line.case == "ct/one"]
-    assert [(line.words, line.run) for line in lines] == [
-        ("class 0", "b"),
-        ("class 1", "b"),
-        ("class 0", "third/b"),
-        ("class 1", "third/b"),
-    ]
-    assert lines[2].agreement == lines[0].agreement
-    assert lines[3].agreement is None
-    assert lines[3].problem == "only a explains class 1"
-
-
 def test_the_command(runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = map(str, runs)
     main(["report", a, b, "--output_dir", str(tmp_path / "both")])

@@ -21,7 +21,6 @@ from helpers.reports import (
 )
 from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
 
-from monai_saliency.__main__ import main
 from monai_saliency.storage.tables import CaseTable
 from monai_saliency.visualize.legend import Legend
 from monai_saliency.visualize.report import KeptScan, build, write_report
@@ -124,22 +123,6 @@ def test_the_cohort_page_lists_all_cases(folder: Path) -> None:
     assert {"class 0", "class 1"} <= {*options}
 
 
-def test_pages_name_only_files_beside_them(folder: Path) -> None:
-    """So the folder can be moved, and nothing comes from a network."""
-    index = write_report(folder)
-    for path in [index, *(folder / "report" / "cases").glob("*.html")]:
-        page = Page(path)
-        named = [each.get("src") for each in [*page.all("script"), *page.all("img")]] + [
-            each["href"] for each in [*page.all("a"), *page.all("link")]
-        ]
-        for address in filter(None, named):
-            assert (path.parent / address.partition("#")[0]).resolve().is_relative_to((folder / "report").resolve())
-            assert (path.parent / address.partition("#")[0]).is_file()
-        policy = next(each["content"] for each in page.all("meta") if each.get("http-equiv"))
-        assert "default-src 'none'" in str(policy)
-        assert "http" not in str(policy)
-
-
 def test_names_are_text(tmp_path: Path) -> None:
     """A case's name, its class and its error reach the reader as they are, and do nothing."""
     write_case(tmp_path, HOSTILE, head(SHAPE, 0, 1), MAPS[:1], OBLIQUE, prediction="<u>", **{"class": "<i>liver"})
@@ -232,16 +215,6 @@ def test_a_run_ends_with_its_report(
         )
         assert np.abs(ours - theirs).max() <= 0.1
         assert ours.max() > 100
-
-
-def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    main(["report", str(folder)])
-    path = Path(capsys.readouterr().out.splitlines()[-1])
-    assert path == folder / "report" / "index.html"
-    assert path.is_file()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit, match=r"holds neither a summary\.csv nor a failures\.csv with cases"):
-        main(["report", str(tmp_path / "empty")])
 
 
 def test_the_vendored_viewer_is_the_released_one() -> None:
