@@ -308,17 +308,3 @@ def test_engines(name: str, cohort: Path, request: pytest.FixtureRequest) -> Non
         failed = rows_of(cohort / f"{name} random" / "failures.csv")
         assert all("not what was predicted" in row["error"] for row in failed)
         assert len(failed) >= 1
-
-
-# What is new is noticed. ----------------------------------------------------------------------------------------------
-
-
-def test_what_is_new_must_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NewScore(ms.ClassScore):
-        """A target that no table has."""
-
-    NewScore.__module__ = "monai_saliency.targets.classification"
-    monkeypatch.setattr("monai_saliency.targets.classification.NewScore", NewScore, raising=False)
-    assert "NewScore" in classes_of("monai_saliency.targets", Target)
-    with pytest.raises(pytest.fail.Exception, match="NewScore is new: add an example of it to TARGETS"):
-        test_targets("NewScore")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.dependent import Layered
-from helpers.examples import TARGETS, found_in_package, repeated, target_examples
+from helpers.examples import found_in_package, repeated, target_examples
 from monai.inferers import SlidingWindowInferer
 
 from monai_saliency import methods
@@ -144,17 +144,6 @@ def explain(name: str, dims: int, target: Target, image: torch.Tensor, network: 
 
 def images(dims: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.rand(1, 2, *[8] * dims, dtype=dtype, generator=torch.Generator().manual_seed(0))
-
-
-def test_a_new_one_is_found_and_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(TARGETS) <= set(found_in_package(Target))  # type: ignore[type-abstract]
-    assert {RISEScoring, OcclusionScoring} <= set(found_in_package(Estimator))  # type: ignore[type-abstract]
-    assert "RegressionScore 0" in [kind for kind, target, _ in target_examples() if target is not None]
-    monkeypatch.delitem(TARGETS, RegressionScore)
-    assert ("RegressionScore 0", None, None) in target_examples()
-    monkeypatch.delitem(METHODS, "rise")
-    with pytest.raises(pytest.fail.Exception, match=r"The method rise has no example in METHODS .*: add one"):
-        explain("rise 0", 2, RegressionScore(), images(2), torch.sum)
 
 
 def zero_cases() -> list[Any]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from monai.inferers import Inferer, SimpleInferer
+from monai.inferers import SimpleInferer
 
 from monai_saliency.errors import CaseError
 from monai_saliency.gradients.base import GradientMethod, NetworkCalls
@@ -67,7 +67,11 @@ class _Run(OneCase):
         )
         if runtime_settings(forward.network).get("amp") == "fp16":
             raise self.refused("float16 rounds small derivatives to zero, so switch `amp` off or use bf16")
-        self.tracing = replace(forward, inferer=_Traced(inferer.inferer, self.calls))
+
+        def traced(inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return inferer.inferer(inputs, functools.partial(self.calls, network), *args, **kwargs)
+
+        self.tracing = replace(forward, inferer=traced)
 
     def explain(self) -> None:
         """Differentiate, and put the map and the scores into the case's state."""
@@ -79,7 +83,7 @@ class _Run(OneCase):
         sums, scores = self.mean(image, fill, bound)
         if self.calls.broken:
             # A score that does not depend on the image has no derivative, and a map of zeros.
-            if not self.same(bound(output), filled):
+            if not self.rows.same(bound(output), filled):
                 raise self.refused(self.calls.broken)
             sums = torch.zeros_like(sums)
         maps = torch.stack([self.method.map(each, image, fill) for each in sums])
@@ -130,14 +134,3 @@ class _Run(OneCase):
 
 def _copied(value: Any) -> Any:
     return plain(value).detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-class _Traced(Inferer):
-    """An inferer whose calls of the network are differentiated."""
-
-    def __init__(self, inferer: Inferer, calls: NetworkCalls) -> None:
-        super().__init__()
-        self.inferer, self.calls = inferer, calls
-
-    def __call__(self, inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self.inferer(inputs, functools.partial(self.calls, network), *args, **kwargs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -234,23 +233,18 @@ class PerturbationInferer(Inferer):
         guard: Guard | None = None,
     ) -> list[CaseState]:
         """Score in this thread; what a :class:`Sharing` calls for its workers."""
-        run = partial(self._score, self.forward(network, args, kwargs, guard), inputs, cases, part or Part(), meet)
+        forward, part = self.forward(network, args, kwargs, guard), part or Part()
         with torch.no_grad(), evaluating(network):
             try:
-                return run(stored)
+                return self._score(forward, *self.start(inputs, cases, stored), part, meet)
             except RowsDepend as error:
                 found = str(error)
             # Scores of batches must not be taken for scores of single images.
             say_once(network, "images go through the network one at a time, which takes longer", found)
-            return run(stored and [each.one_by_one() for each in stored], one_by_one=True)
+            alone = stored and [each.one_by_one() for each in stored]
+            return self._score(forward, *self.start(inputs, cases, alone), part, meet, one_by_one=True)
 
-    def forward(
-        self,
-        network: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        guard: Guard | None = None,
-    ) -> Forward:
+    def forward(self, network: Any, args: Sequence[Any], kwargs: Any, guard: Guard | None) -> Forward:
         """The seam around the calls of a network."""
         given = self.output, tuple(args), dict(kwargs or {}), self.meter, self.autocast, guard
         return Forward(self.inferer, self.inputs, network, *given)
@@ -258,15 +252,13 @@ class PerturbationInferer(Inferer):
     def _score(
         self,
         forward: Forward,
-        inputs: Any,
-        cases: Sequence[Case] | None,
+        states: list[CaseState],
+        split: SplitInputs,
         part: Part,
         meet: Meet | None,
-        stored: Sequence[CaseScores] | None,
         one_by_one: bool = False,
     ) -> list[CaseState]:
         """Score round after round of masks, until no case has another."""
-        states, split = self.start(inputs, cases, stored)
         for state in states:
             state.one_by_one = one_by_one
             dtypes = forward.autocast_dtype(state.case.image), state.case.image.dtype
@@ -369,20 +361,23 @@ def _cuts_patches(inferer: Any) -> bool:
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
     """Refuse settings that are not what they are taken for."""
-    instance("masks", settings["masks"], Masks, "masks such as RISEMasks(1000)")
-    words = "a target such as ClassScore([1], 'softmax') (FunctionScore(function) makes one of a function)"
-    instance("target", settings["target"], Target, words)
-    instance("estimator", settings["estimator"], Estimator, "an estimator such as OcclusionScoring()")
-    words = "a fill such as ConstantFill(0.0), or a function of images (B, C, *spatial)"
-    instance("fill", settings["fill"], CaseFill, words, function=True, none=True)
-    words = "a MONAI inferer such as SimpleInferer()"
-    instance("inferer", settings["inferer"], Inferer, words, function=True, none=True)
-    instance("inputs", settings["inputs"], TensorInput, "an adapter such as DictInput('image')", none=True)
-    instance("meter", settings["meter"], BusyMeter, "a BusyMeter()", none=True)
-    words = "True, False or PatchMemory(device_bytes=..., host_bytes=...)"
-    instance("patch_memory", settings["patch_memory"], (bool, PatchMemory), words, none=True)
-    words = "the arguments of torch.autocast, such as {'dtype': torch.float16}"
-    instance("autocast", settings["autocast"], Mapping, words, none=True)
+    kinds: dict[str, tuple[Any, str]] = {
+        "masks": (Masks, "masks such as RISEMasks(1000)"),
+        "target": (
+            Target,
+            "a target such as ClassScore([1], 'softmax') (FunctionScore(function) makes one of a function)",
+        ),
+        "estimator": (Estimator, "an estimator such as OcclusionScoring()"),
+        "fill": (CaseFill, "a fill such as ConstantFill(0.0), or a function of images (B, C, *spatial)"),
+        "inferer": (Inferer, "a MONAI inferer such as SimpleInferer()"),
+        "inputs": (TensorInput, "an adapter such as DictInput('image')"),
+        "meter": (BusyMeter, "a BusyMeter()"),
+        "patch_memory": ((bool, PatchMemory), "True, False or PatchMemory(device_bytes=..., host_bytes=...)"),
+        "autocast": (Mapping, "the arguments of torch.autocast, such as {'dtype': torch.float16}"),
+    }
+    for name, (kind, words) in kinds.items():
+        needed = name in ("masks", "target", "estimator")
+        instance(name, settings[name], kind, words, function=name in ("fill", "inferer"), none=not needed)
     words = "a key, an index, several such as ('pred', 0), or a function of the network's output"
     output = settings["output"]
     for step in output if isinstance(output, (list, tuple)) and output else [output]:

@@ -14,12 +14,7 @@ from monai_saliency.utils.boxes import Box, everywhere, within
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["PatchCase", "Swap", "cancels", "find_touches", "find_trims"]
-
-#: rounding of an output's largest value that an ordinary value may be off by, relative to the latter, or to 1
-_LOST = 0.01
-#: one of so many values may be smaller than an ordinary one
-_ORDINARY = 1000
+__all__ = ["PatchCase", "Swap", "find_touches", "find_trims"]
 
 
 class Swap(NamedTuple):
@@ -119,18 +114,6 @@ class PatchCase:
         return self.target.contribution(values[None].to(accumulation_dtype(values.device)), box)[0]
 
 
-def cancels(volume: torch.Tensor) -> bool:
-    """Whether exchanging patches of an output ``(1, C, *spatial)`` loses its ordinary values: where a network masks
-    voxels by a number such as -1e9, the difference of two patches rounds away what a mask brings back.
-    """
-    values = volume[0].flatten(1)
-    low, high = values.aminmax(dim=1)
-    some = values[:, :: max(1, values.shape[1] // 2**18)].abs()
-    ordinary = some.kthvalue(max(1, some.shape[1] // _ORDINARY), dim=1).values.clamp(min=1)
-    largest = torch.maximum(low.abs(), high.abs())
-    return bool((largest * torch.finfo(volume.dtype).eps > _LOST * ordinary).any())
-
-
 def around(boxes: Iterable[Box]) -> Box:
     """The smallest box around some boxes."""
     return tuple(
@@ -142,18 +125,14 @@ def find_trims(grid: PatchGrid, reach: torch.Tensor | None) -> dict[int, Box]:
     """For each patch with voxels that the target reads, the smallest box around these."""
     if reach is None:
         return dict(enumerate(grid.boxes))
-    voxels = reach.numpy(force=True)
-    trims = {}
+    voxels, trims = reach.numpy(force=True), {}
     for patch, box in enumerate(grid.boxes):
-        inside = voxels[box]
-        sides = []
-        for axis, side in enumerate(box):
-            found = inside.any(axis=tuple(a for a in range(inside.ndim) if a != axis)).nonzero()[0]
-            if not len(found):
-                break
-            sides.append(slice(side.start + int(found[0]), side.start + int(found[-1]) + 1))
-        else:
-            trims[patch] = tuple(sides)
+        read = voxels[box].nonzero()
+        if len(read[0]):
+            trims[patch] = tuple(
+                slice(side.start + int(along.min()), side.start + int(along.max()) + 1)
+                for side, along in zip(box, read, strict=True)
+            )
     return trims
 
 

@@ -26,7 +26,7 @@ from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfe
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.nnunet import NNUNetInferer
-from monai_saliency.inferers.patch_case import PatchCase, cancels
+from monai_saliency.inferers.patch_case import PatchCase
 from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
 from monai_saliency.inferers.rounds import Plan, Rows, Scoring
 from monai_saliency.inferers.row_check import RowCheck, RowsDepend, run_alone, say_once
@@ -86,10 +86,7 @@ def _problems(forward: Forward, masks: BoundMasks, image: torch.Tensor) -> Itera
         yield "an argument of the network is an array, which may hold something for each patch of a batch"
     if image.dtype not in (torch.float32, torch.float64):
         yield f"images of {image.dtype} are blended too coarsely"
-    grid, weights = PatchGrid(inferer, image.shape[1:]), inferer.roi_weight_map
-    if weights is not None and weights.shape not in (grid.roi_size, (1, 1, *grid.roi_size)):
-        yield f"`roi_weight_map` has shape {tuple(weights.shape)}, patches have {grid.roi_size}"
-    if masks.restrict(masks.first_round()[:1], grid.boxes[0]) is None:
+    if masks.restrict(masks.first_round()[:1], PatchGrid(inferer, image.shape[1:]).boxes[0]) is None:
         yield (
             f"{masks.key[0].removeprefix('_Bound')} do not tell what they hide inside a patch (masks such as RISE's "
             "change every patch); windows and regions do"
@@ -223,8 +220,6 @@ class RememberedPatches(Scoring):
             state, volume = self.states[index], (sums / self.weight_sum)[None]
             if not bool(torch.isfinite(volume).all()):  # a difference of infinities says nothing
                 raise _NotExact("the network's output of the unperturbed image is not finite everywhere")
-            if cancels(volume):
-                raise _NotExact("the network masks voxels by values so large that others are lost in their rounding")
             state.bind(volume)
             state.per_prediction = self.num_patches
             state.forwards_here += self.num_patches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -106,11 +105,6 @@ class OneCase:
         counts = [(self.index, len(batch))]
         return (forward or self.forward).images(torch.cat([batch, held], dim=1), self.split, counts, self.name)
 
-    def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether scores are equal up to rounding."""
-        size = max(1e-6, float(one.abs().max()))
-        return torch.allclose(one, other, rtol=0, atol=self.rows.tolerance(one.dtype) * size)
-
     def finish(self, output: Any, maps: torch.Tensor, scores: torch.Tensor) -> None:
         """Put the maps of a method into the case's state, made of changed images that have these scores."""
         if not bool(torch.isfinite(maps).all()):
@@ -174,7 +168,5 @@ class _MethodMap(Estimator):
         maps = getattr(masks, "maps", None)
         if self.words.largest or maps is None:
             return self.words
-        largest = float(maps.abs().max()) or 1.0
-        power = 10.0 ** math.floor(math.log10(largest))
-        rounded = math.ceil(largest / power - 1e-6) * power
-        return self.words._replace(largest=rounded, words=f"{self.words.words}, on this scan's own scale")
+        words = f"{self.words.words}, on this scan's own scale"
+        return self.words._replace(largest=float(maps.abs().max()) or 1.0, words=words)

@@ -123,7 +123,7 @@ class _Run(OneCase):
         """Refuse a network whose rows depend on each other: compare one row of the first batch with its image alone."""
         row = int((scores - scores.mean(dim=0)).abs().sum(dim=1).argmax())
         alone = bound(self.run(batch[row : row + 1]))[0]
-        if not self.same(scores[row], alone):
+        if not self.rows.same(scores[row], alone):
             raise CaseError(
                 self.name,
                 f"a perturbed image scores {scores[row].tolist()} beside others and {alone.tolist()} alone: the rows "

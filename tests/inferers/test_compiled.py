@@ -53,10 +53,3 @@ def test_patches() -> None:
     maps = explain(IMAGE, quick)
     assert len(shapes) == 1
     torch.testing.assert_close(maps, explain(IMAGE, inner), rtol=1e-5, atol=1e-6)
-
-
-def test_a_recompilation_is_seen() -> None:
-    quick, shapes = compiled(network(torch.nn.Flatten()))
-    for count in (4, 4, 3):
-        quick(IMAGE.expand(count, -1, -1, -1).contiguous())
-    assert len(shapes) == 2
