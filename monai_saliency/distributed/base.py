@@ -163,10 +163,6 @@ class Cohort:
             units: what to explain.
             sharing: how devices share the masks of each case; as the inferer does by default.
             quiet: show no progress bar.
-
-        Raises:
-            ValueError: when a unit is a part of a case, and no scores are kept.
-            CaseError, OutputError: what stops the plain run.
         """
         try:
             for part, group in groupby(units, key=lambda unit: unit.part):

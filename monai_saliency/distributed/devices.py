@@ -67,8 +67,8 @@ class MasksOverDevices(Sharing):
     by either. The first batch of a case comes more than once: each device runs it, and
     :attr:`Explanation.num_forwards <monai_saliency.Explanation.num_forwards>` counts it each time.
 
-    The network itself serves the first device in the list that it lies on. Every other device has a copy, made anew
-    for each batch of images. The inputs lie on one of the devices, and the maps come there.
+    Every device but the network's own has a copy, made anew for each batch of images. The inputs lie on one of the
+    devices, and the maps come there.
 
     Args:
         devices: a device that is named several times has as many threads, and copies of the network.

@@ -75,9 +75,6 @@ class LightningEngine(RankEngine):
         accelerator: Lightning's accelerator, such as ``"cpu"``.
         num_nodes: the number of nodes.
         split: what the processes share, see :class:`~monai_saliency.distributed.RankEngine`.
-
-    Raises:
-        ValueError: when the strategy starts its processes in another way, or ``devices`` lists devices.
     """
 
     waits = True

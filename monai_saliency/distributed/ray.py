@@ -50,9 +50,6 @@ class RayEngine(Engine):
     Attributes:
         device: the device of the driver's network, which runs nothing.
 
-    Raises:
-        OptionalImportError: with the pip command, when Ray is not installed.
-
     Example::
 
         >>> RayEngine(max_workers=4, num_gpus=0.5).max_workers
