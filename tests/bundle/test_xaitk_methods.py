@@ -1,4 +1,4 @@
-"""xaitk-saliency's classes as `--method`, in our bundle and in other people's."""
+"""xaitk-saliency's classes as `--method` in other people's bundles."""
 
 from __future__ import annotations
 
