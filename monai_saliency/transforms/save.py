@@ -128,19 +128,14 @@ class SaveSaliencyd(MapTransform):
 
     What an earlier run has written of the case under these keys, and is not written now, is removed.
 
-    Place it after ``Invertd``: a map that does not lie on the scan's grid is refused. Only shape and affine can be
-    checked. A step that moves voxels without recording it (such as slicing in a ``Lambdad``) is not noticed if the
-    inverse of an earlier step restores the scan's shape.
+    Place it after ``Invertd``: a map whose shape or affine is not the scan's is refused. A step that moves voxels
+    without recording it (such as slicing in a ``Lambdad``) may not be noticed. For a file that nibabel cannot read,
+    such as a photograph, the grid is the one that MONAI gives it: the first axis counts the columns.
 
-    For a file that nibabel cannot read, such as a photograph, the grid is the one that MONAI gives it: the first axis
-    counts the columns.
-
-    **Pictures** of a cohort have one scale, so that they can be compared at a glance. It is the score's own range where
-    the item has its ``"explanation"`` and the target knows the range (1 for a probability), and ``scale`` where that is
-    given. Scores without a known range, such as logits, are drawn on the scale of the case, which the picture says:
-    give ``scale`` to compare such cases. A picture uses the standard error that an item has beside the map
-    (``"standard_error"`` for ``"saliency"``, ``"<key>_standard_error"`` for another key) if it lies on the same grid,
-    and otherwise the explanation's noise.
+    Pictures of a cohort have one scale: the score's own range where the item has its ``"explanation"`` and the target
+    knows the range (1 for a probability), or ``scale``. Without either, each case has its own, which the picture says.
+    A picture uses the standard error beside the map (``"standard_error"`` for ``"saliency"``, else
+    ``"<key>_standard_error"``) if it lies on the same grid, and otherwise the explanation's noise.
 
     Args:
         keys: the keys of the maps ``(K, *spatial)``, in the score's unit.
@@ -150,8 +145,7 @@ class SaveSaliencyd(MapTransform):
         grid_key: the key of an image ``(C, *spatial)``. Items that have it have their maps saved on the grid of this
             image instead of the scan's file.
         scale: the largest absolute value of the pictures' colour bar, in the map's unit; see above.
-        report: whether to keep, in ``views/`` below the output folder, what a report shows under the maps
-            (:class:`~monai_saliency.visualize.report.KeptScan`).
+        report: whether to keep, in ``views/`` below the output folder, what a report shows under the maps.
         picture_format: of the pictures, ``"png"`` or ``"svg"``.
 
     Raises:

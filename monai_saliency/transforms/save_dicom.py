@@ -44,10 +44,8 @@ class SaveDicomd(MapTransform):
     Secondary Captures, one a slice (:func:`~monai_saliency.transforms.save_secondary_capture`). Of several maps each
     has its own, ``name_<key>_1.dcm`` and so on. Other cases are left alone.
 
-    These files belong to the scan's study, so they name its patient, which nothing else in the output folder does.
-
-    Place it after ``Invertd``: a map must lie on the series' own grid. What an earlier run has written of a case is
-    removed.
+    These files belong to the scan's study, so they name its patient. Place it after ``Invertd``: a map must lie on the
+    series' own grid. What an earlier run has written of a case is removed.
 
     Args:
         keys: the keys of the maps ``(K, *spatial)``.
@@ -144,10 +142,6 @@ def save_parametric_map(
             does not lie on its grid to 1e-3 mm, or has NaN or infinite values.
         OutputError: when the file cannot be written.
         OptionalImportError: when highdicom is not installed. It gives the pip command.
-
-    Example::
-
-        save_parametric_map("map.dcm", saliency, sorted(folder.glob("*.dcm")), label="tumour")
     """
     hd, codes = (require(name, "dicom") for name in ("highdicom", "pydicom.sr.coding"))
     found = _OnSeries.of(saliency, files)
@@ -197,10 +191,6 @@ def save_secondary_capture(
         AdviceError: as for :func:`~monai_saliency.transforms.save_parametric_map`.
         OutputError: when a file cannot be written.
         OptionalImportError: when highdicom is not installed. It gives the pip command.
-
-    Example::
-
-        save_secondary_capture("captures", saliency, sorted(folder.glob("*.dcm")), label="tumour")
     """
     hd = require("highdicom", "dicom")
     found = _OnSeries.of(saliency, files)

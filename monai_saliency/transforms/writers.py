@@ -130,16 +130,8 @@ class SaveRegionsd(MapTransform):
 def region_rows(
     explanation: Explanation, spacing: Sequence[float] | None = None, names: Mapping[Any, str] | None = None
 ) -> list[dict[str, Any]]:
-    """The values of the regions in the maps of a case, as rows of a table.
-
-    Args:
-        explanation: the result of the inferer, with masks made of regions.
-        spacing: the voxel sizes of the explained image in mm, for the volumes. None leaves the volumes empty.
-        names: the name of each region, by label.
-
-    Returns:
-        one dictionary for each map and region, with the keys of :data:`REGION_COLUMNS`. The value is in the unit of the
-        score, the volume in ml on the grid that the network sees.
+    """The values of the regions in the maps of a case, as rows with :data:`REGION_COLUMNS`: the value in the score's
+    unit, the volume in ml on the grid that the network sees.
     """
     regions = explanation.masks.regions
     if regions is None:
