@@ -55,9 +55,10 @@ def test_the_map_of_the_module(sizes: str, tmp_path: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize("sizes", SIZES)
 def test_batches_of_any_size(sizes: str, count: int, tmp_path: Path) -> None:
     inner, batch = network(), torch.rand(count, 1, 12, 12)
-    program = exported_network(export(tmp_path / "network.pt2", inner, *SIZES[sizes]))
+    program = network_of(torch.nn.Identity(), export(tmp_path / "network.pt2", inner, *SIZES[sizes]))
     with torch.no_grad():
         torch.testing.assert_close(program(batch), inner(batch), rtol=1e-5, atol=1e-6)
+    assert load_checkpoint(program, tmp_path / "network.pt2") is program
 
 
 def test_patches(tmp_path: Path) -> None:
@@ -80,11 +81,3 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         network_of(network(), [broken, broken])
     with pytest.raises(ValueError, match="whose weights fit no Sequential"):
         load_checkpoint(network(), broken)
-
-
-def test_a_checkpoint_that_is_a_network(tmp_path: Path) -> None:
-    inner = network()
-    path = export(tmp_path / "network.pt2", inner, 2)
-    program = network_of(torch.nn.Identity(), path)
-    assert load_checkpoint(program, path) is program
-    assert network_of(inner, tmp_path / "weights.pt") is inner

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -68,19 +66,10 @@ def filled(value: float) -> torch.nn.Module:
     return module
 
 
-def notebook() -> torch.nn.Module:
-    """A class of a cell, which has no file."""
-    module = types.ModuleType("cells")
-    sys.modules["cells"] = module
-    exec("import torch\nclass Cell(torch.nn.Module):\n    pass\n", vars(module))
-    return module.Cell()  # type: ignore[no-any-return]
-
-
 #: networks with equal parameters and buffers, and other outputs: what makes one of two values
 KNOWN: dict[str, Callable[[int], torch.nn.Module]] = {
     "a number": lambda n: Holder(scale=n),
     "a tensor": lambda n: Holder(bias=weights(n)),
-    "a tensor in a list": lambda n: Holder(biases=[weights(0), {"a": weights(n)}]),
     "an object": lambda n: Holder(engine=Engine(n)),
     "modules in a plain list": lambda n: Holder(parts=[filled(n)]),
     "one layer twice": lambda n: torch.nn.Sequential(*[filled(1)] * n),
@@ -103,7 +92,6 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
     "a lambda": (lambda: Holder(act=lambda x: x), "holds a lambda"),
     "an open file": (lambda: Holder(log=open(os.devnull)), "holds an object of _io.TextIOWrapper"),  # noqa: SIM115
     "a generator": (lambda: Holder(noise=np.random.default_rng(0)), "holds the random .* generator"),
-    "a cell of a notebook": (notebook, "holds code of cells, which is in no file"),
     "TorchScript": (lambda: torch.jit.script(filled(1)), "holds"),
     "frozen TorchScript": (lambda: torch.jit.freeze(torch.jit.script(filled(1))), "holds"),
     "quantised": (lambda: torch.ao.quantization.quantize_dynamic(filled(1), {torch.nn.Linear}), "holds"),
@@ -157,7 +145,7 @@ NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
     ),
     "DynUNet": lambda: nets.DynUNet(3, 1, 2, [3, 3, 3], [1, 2, 2], [2, 2], deep_supervision=True),
     "own": Holder,
-    "own, with an engine": lambda: Holder(engine=Engine(1), bias=weights(), act=torch.nn.functional.relu),
+    "own, with an engine": lambda: Holder(engine=Engine(1), bias=weights(), act=torch.nn.functional.gelu),
 }
 #: of an image, for networks that are run: they must not write to themselves
 SIZES = {"UNet": (1, 1, 8, 8, 8), "DynUNet": (1, 1, 8, 8, 8), "SegResNet": (1, 1, 8, 8), "own": (1, 4)}

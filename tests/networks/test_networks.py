@@ -43,15 +43,13 @@ def test_every_weight_is_loaded(tmp_path: Path, wrap: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda w: w.pop("0.bias"), r'Missing key\(s\) in state_dict: "0.bias"'),
-        (lambda w: w.update(extra=torch.zeros(1)), r'Unexpected key\(s\) in state_dict: "extra"'),
         (lambda w: w.update({"2.bias": torch.zeros(5)}), r"size mismatch for 2.bias: .*\[5\].*\[2\]"),
         (
             lambda w: [w.update({f"old.{name}": w.pop(name)}) for name in list(w)],
             r'Missing key\(s\) in state_dict: "0.weight", .*Unexpected key\(s\) in state_dict: "old.0.weight"',
         ),
     ],
-    ids=["missing", "surplus", "shape", "renamed"],
+    ids=["shape", "renamed"],
 )
 def test_a_misfit_names_the_file_what_to_do_and_the_keys(tmp_path: Path, change: Any, match: str) -> None:
     weights = network(seed=1).state_dict()
@@ -94,9 +92,6 @@ def test_code_in_a_file_is_never_run(tmp_path: Path) -> None:
     # The trap works: it is the loader that keeps it shut.
     torch.load(path, weights_only=False)
     assert trap.exists()
-
-
-# -- telling whether a network changed --
 
 
 class Halving(torch.nn.Module):

@@ -11,7 +11,6 @@ import torch
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.networks import Ensemble, accelerated, network_fingerprint, runtime_settings
 from monai_saliency.networks.runtime import same_network
@@ -189,28 +188,6 @@ def test_ensembles(settings: dict[str, Any], tolerance: float) -> None:
     assert float((found.saliency - expected.saliency).abs().max()) < tolerance * float(expected.saliency.abs().max())
     assert found.disagreement is not None
     assert network_fingerprint(quick) != network_fingerprint(folds)
-
-
-def test_a_network_that_is_another_in_half_precision_is_refused() -> None:
-    """What is explained is what was predicted."""
-
-    class Fine(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(1, 1))
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            mean = torch.nn.functional.linear(images.flatten(1).mean(1, keepdim=True), self.weight)
-            return (mean - 100.0) * 50
-
-    batch, inner = 100 + image() * 0.5, Fine().eval()
-    with torch.no_grad():
-        prediction = inner(batch)
-    explain = ms.sliding_window(4, 4, target=ms.ClassScore([0], "none"), mask_batch_size=4)
-    cases = [Case("a", prediction=prediction)]
-    explain.explain(batch, inner, cases=cases)
-    with pytest.raises(CaseError, match="what is explained is not what was predicted"):
-        explain.explain(batch, accelerated(inner, amp="bf16"), cases=cases)
 
 
 @pytest.mark.slow

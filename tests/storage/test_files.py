@@ -6,15 +6,12 @@ import errno
 import fcntl
 import logging
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import fork_server
 from monai.utils import OptionalImportError
 from PIL import Image
 
@@ -49,22 +46,6 @@ def test_who_does_not_wait_is_told_who_holds(tmp_path: Path) -> None:
                 assert other == ME
             with locked(path, wait=False) as other:  # asking does not take it away
                 assert other == ME
-
-
-def test_a_killed_process_lets_go(tmp_path: Path) -> None:
-    code = "import sys, time; from monai_saliency.storage.files import locked\n"
-    code += "with locked(sys.argv[1]): print('held', flush=True); time.sleep(60)"
-    path = tmp_path / "lock"
-    process = fork_server.start(["-c", code, path], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    with locked(path, wait=False) as holder:
-        assert holder == f"process {process.pid} on {os.uname().nodename}"
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    with locked(path, wait=False) as holder:
-        assert holder is None
-    assert path.read_text().strip() == ME
 
 
 def test_a_file_system_without_locks_is_said_once(
