@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import signal
 import traceback
 from collections import deque
@@ -38,11 +39,12 @@ class _Failed:
 
 
 class _Guarded(Dataset):
-    """Items of a dataset. For an item that fails, ``__getitem__`` returns the error and never raises it."""
+    """Items of a dataset, pickled where they are ``packed``. An item that fails is returned as its error."""
 
-    def __init__(self, dataset: Dataset, names: Sequence[str]) -> None:
+    def __init__(self, dataset: Dataset, names: Sequence[str], packed: bool = False) -> None:
         self.dataset = dataset
         self.names = names
+        self.packed = packed
 
     def __len__(self) -> int:
         return len(self.names)
@@ -55,9 +57,17 @@ class _Guarded(Dataset):
                     f"the transforms gave a {type(item).__name__}; they must give one dictionary for each case, so "
                     "leave out those that cut a case into several"
                 )
-            return item
+            # A worker process would never tell that an item cannot be pickled, and its consumer would wait for ever.
+            return pickle.dumps(item) if self.packed else item
         except (Exception, SystemExit) as error:  # no signal ends the program in a worker's thread
-            return _Failed.of(error, self.names[index])
+            failed = _Failed.of(error, self.names[index])
+            return pickle.dumps(failed) if self.packed else failed
+
+
+def _use_gpu(number: int | None) -> None:
+    """Make a GPU the current one of this thread: each new thread starts with the first one."""
+    if number is not None:
+        torch.cuda.set_device(number)
 
 
 def _own_signals(worker: int) -> None:
@@ -132,7 +142,7 @@ class CohortLoader:
         return taken
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        batches = self._batches_or_error()
+        batches = self._batches_or_error(torch.cuda.current_device() if torch.cuda.is_initialized() else None)
         buffer = ThreadBuffer(batches, 2)
         try:
             for batch in buffer:
@@ -149,17 +159,18 @@ class CohortLoader:
             buffer.stop()
             batches.close()
 
-    def _batches_or_error(self) -> Generator[Any, None, None]:
+    def _batches_or_error(self, gpu: int | None) -> Generator[Any, None, None]:
         """What the buffer's thread runs. The consumer raises an error: nobody else would notice one in this thread."""
         try:
-            yield from self._batches()
+            _use_gpu(gpu)
+            yield from self._batches(gpu)
         except Exception as error:
             yield error
 
-    def _batches(self) -> Iterator[dict[str, Any] | _Failed]:
+    def _batches(self, gpu: int | None) -> Iterator[dict[str, Any] | _Failed]:
         """Batches of cases of one shape on one device, and failed cases."""
         waiting: dict[Any, list[dict[str, Any]]] = {}  # by shape, the shape of the oldest case first
-        for item in self._items():
+        for item in self._items(gpu):
             if isinstance(item, _Failed):
                 yield item
                 continue
@@ -176,6 +187,8 @@ class CohortLoader:
     def _collated(self, items: list[dict[str, Any]]) -> Iterator[dict[str, Any] | _Failed]:
         """A batch of the items. If they do not fit together: each item as a batch, or as a failed case."""
         try:
+            if self.image_key not in items[0]:
+                raise KeyError(f"the item has no {self.image_key!r}, but {sorted(map(str, items[0]))}")
             batch = self._on_device(list_data_collate(items))
         except Exception as error:
             if len(items) == 1:
@@ -185,16 +198,18 @@ class CohortLoader:
         else:
             yield batch
 
-    def _items(self) -> Iterator[Any]:
+    def _items(self, gpu: int | None) -> Iterator[Any]:
         """The items and failed cases, in the order of the cohort."""
         guarded = _Guarded(self.dataset, self.names)
         if self.num_workers == 0:
             yield from (guarded[index] for index in range(len(guarded)))
         elif self.processes:
             settings: dict[str, Any] = {"collate_fn": no_collation, "worker_init_fn": _own_signals}
-            yield from DataLoader(guarded, None, num_workers=self.num_workers, prefetch_factor=1, **settings)
+            packed = _Guarded(self.dataset, self.names, packed=True)
+            loaded = DataLoader(packed, None, num_workers=self.num_workers, prefetch_factor=1, **settings)
+            yield from map(pickle.loads, loaded)
         else:
-            with ThreadPoolExecutor(self.num_workers, "CohortLoader") as pool:
+            with ThreadPoolExecutor(self.num_workers, "CohortLoader", _use_gpu, (gpu,)) as pool:
                 futures: deque[Future] = deque()
                 try:
                     for index in range(len(guarded)):

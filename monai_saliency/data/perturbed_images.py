@@ -11,6 +11,7 @@ from monai.utils import CommonKeys, convert_to_tensor, ensure_tuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from monai_saliency.cases import Case, image_file
+from monai_saliency.data.cached_dataset import is_random
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.sharding import Unit, check_rank, rank_of, units
@@ -37,8 +38,7 @@ class PerturbedImages(IterableDataset):
         label_key: the key of the label map ``(1, *spatial)``, for masks made of regions.
         held_keys: the keys of the network's other inputs, which are added unchanged to each perturbed image.
         split: how ranks and workers share the cohort: ``"cases"``, ``"masks"`` or ``"auto"``, see
-            :func:`monai_saliency.sharding.units`. If they share the masks of a case, each of them loads the case, so
-            leave out random transforms.
+            :func:`monai_saliency.sharding.units`. If they share the masks of a case, each of them loads the case.
         rank: the rank of this process. Default: its rank in the process group.
         world_size: the number of processes. Default: the size of the process group.
 
@@ -49,7 +49,8 @@ class PerturbedImages(IterableDataset):
 
     Raises:
         ValueError: when there is no such ``split``, or ``rank`` or ``world_size`` is given alone or out of its range.
-        ValueError: when a key names something else that is yielded.
+        ValueError: when a key names something else that is yielded, and, on iterating, when masks of a case are shared
+            and the dataset has a random transform: each worker would read another image.
         CaseError: on iterating, when an item holds no image or lacks a key, or when the masks of a case depend on
             earlier scores.
 
@@ -114,6 +115,11 @@ class PerturbedImages(IterableDataset):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for unit in self.units():
+            if unit.part.count > 1 and _draws(self.dataset):
+                raise ValueError(
+                    "ranks and workers share the masks of a case, and the dataset's transform draws at random, so each "
+                    "would perturb another image: leave out random transforms, or set split='cases'"
+                )
             item = self.dataset[unit.index]
             values: Mapping[str, Any] = item if isinstance(item, Mapping) else {self.image_key: item}
             name = str(values.get(self.case_key) or f"image {unit.index}")
@@ -142,3 +148,10 @@ class PerturbedImages(IterableDataset):
                     # A copy, so that keeping one image does not keep the memory of its batch.
                     found = {self.image_key: perturbed.clone(), "case": case.name, "index": unit.index}
                     yield {**{key: values[key] for key in self.held_keys}, **found, "mask": row - 1}
+
+
+def _draws(dataset: Any) -> bool:
+    """Whether a dataset, or one that it wraps, applies a random transform."""
+    while dataset is not None and not is_random(getattr(dataset, "transform", None)):
+        dataset = getattr(dataset, "dataset", None)
+    return dataset is not None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.scans import LPS, OBLIQUE, write_scan
+from monai.data import Dataset
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, ResizeWithPadOrCropd
 
 import monai_saliency as ms
@@ -198,3 +199,38 @@ def test_cases_that_do_not_fit_together_go_alone_and_what_fits_no_batch_is_liste
     assert "no batch can be made of it" in row["error"]
     with pytest.raises(CaseError, match="case c2: no batch"):
         list(CohortLoader(items, batch_size=2))
+
+
+def test_an_item_that_cannot_be_sent_is_listed(tmp_path: Path) -> None:
+    """A worker's queue drops it with a traceback on the terminal, and its reader would wait for ever."""
+    items = Items([A] * 3)
+    items.data[1]["extra"] = (i for i in range(3))
+    failures = Failures(tmp_path / "failures.csv")
+    assert batches(CohortLoader(items, failures, num_workers=1, processes=True)) == ["0", "2"]
+    (row,) = failures.rows
+    assert row["case"] == "c1"
+    assert "cannot pickle" in row["error"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_threads_use_the_gpu_of_the_one_that_started_them(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new thread's current GPU is the first one: a rank's preprocessing on `cuda` would land there."""
+    current = threading.local()
+    current.number = 3
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "number", 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: setattr(current, "number", number))
+
+    def seen(item: dict[str, Any]) -> dict[str, Any]:
+        return {**item, "gpu": torch.cuda.current_device()}
+
+    cases = [{"case": str(number), "image": torch.zeros(1, 2, 2)} for number in range(4)]
+    loaded = list(CohortLoader(Dataset(cases, seen), num_workers=num_workers))
+    assert [int(batch["gpu"]) for batch in loaded] == [3] * 4
+
+
+def test_an_item_without_an_image_is_listed(tmp_path: Path) -> None:
+    failures = Failures(tmp_path / "failures.csv")
+    assert batches(CohortLoader(Items([A]), failures, image_key="scan")) == []
+    (row,) = failures.rows
+    assert "the item has no 'scan', but ['case'," in row["error"]
