@@ -65,8 +65,8 @@ def write_trust_page(summary: CaseTable) -> None:
         if page := trust_page(summary.read()):
             with atomic_path(path) as temporary:
                 temporary.write_text(page, encoding="utf-8")
-        else:
-            path.unlink(missing_ok=True)
+        elif path.exists() and path.read_text(encoding="utf-8").startswith("# How far to trust these maps"):
+            path.unlink()
 
 
 def controlled(rows: Sequence[Row], column: str, words: str, higher: bool) -> Controlled | None:

@@ -55,7 +55,8 @@ class KeptScan:
     @property
     def part(self) -> tuple[slice, ...]:
         """The voxels of a map that are shown."""
-        return _part(self.start, self.stride)
+        sizes = self.codes.shape[: len(self.shape)]  # earlier versions kept a box of the scan
+        return tuple(slice(a, a + n * s, s) for a, s, n in zip(self.start, self.stride, sizes, strict=True))
 
     @property
     def values(self) -> np.ndarray:
@@ -90,7 +91,7 @@ class KeptScan:
         # The first map's peak is among the voxels.
         peak = peak_voxel(np.nan_to_num(maps[0], posinf=0, neginf=0))
         start = tuple(p % s for p, s in zip(peak, stride, strict=True))
-        part = _part(start, stride)
+        part = tuple(slice(a, None, s) for a, s in zip(start, stride, strict=True))
         step, low, codes = _codes(scan[part], colours=scan.ndim > len(shape))
         kept = None if label is None else _label_codes(np.asarray(label)[part])
         return cls(case, key, codes, step, low, affine, shape, start, tuple(stride), [*legends], kept, rows_down)
@@ -125,10 +126,6 @@ def case_id(case: str) -> str:
 def kept_path(folder: str | Path, case: str) -> Path:
     """The file of a case's :class:`KeptScan` below an output folder."""
     return Path(folder) / "views" / f"{case_id(case)}.npz"
-
-
-def _part(start: Sequence[int], stride: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(a, None, s) for a, s in zip(start, stride, strict=True))
 
 
 def _label_codes(label: np.ndarray) -> np.ndarray | None:
