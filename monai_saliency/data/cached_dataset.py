@@ -106,7 +106,7 @@ class CachedDataset(Dataset):
         if not isinstance(transform, (list, tuple)):
             words = "the preprocessing, such as Compose([LoadImaged(...), ...]), or a list of transforms"
             instance("transform", transform, (), words, function=True, none=True)
-        super().__init__(data, transform)  # type: ignore[arg-type]
+        super().__init__(data, transform)
         self.backend = _backend(cache, cache_dir, whole_number("window", window, 1))
         self.checksum = flag("checksum", checksum)
         self._warned: set[str] = set()

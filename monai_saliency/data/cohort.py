@@ -232,7 +232,8 @@ def _images(entry: Mapping[str, Any]) -> list[str]:
     """The files of an entry; none where it has none."""
     image = entry.get("image")
     images = image if isinstance(image, list) else [image]
-    return images if all(isinstance(each, str) and each for each in images) else []
+    names = [each for each in images if isinstance(each, str) and each]
+    return names if len(names) == len(images) else []
 
 
 def _listed(path: Path, entry: Mapping[str, Any], modalities: int, channels: int) -> _Found:

@@ -89,7 +89,8 @@ class PerturbedImages(IterableDataset):
         self.label_key = label_key
         self.held_keys = held_keys
         self.split = split
-        self.place = None if rank is None and world_size is None else (rank, world_size)
+        place: Any = rank, world_size
+        self.place = None if rank is None and world_size is None else place
         if self.place is not None:
             check_rank(*self.place)
         self._place_when_sent = (0, 1)

@@ -200,8 +200,8 @@ class SaliencyHandler:
 
     def batches(self, engine: Engine) -> Iterator[Batch]:
         """The batches to explain after one iteration of the evaluator."""
-        images = engine.state.output[self.image_key]
-        items = decollate_batch(engine.state.batch)
+        output: Any = engine.state.output
+        images, items = output[self.image_key], decollate_batch(engine.state.batch)
         for i, item in enumerate(items):
             item.setdefault("case", case_name(images, i))
         yield Batch(images, items, predictions=self._predictions(engine, len(items)))
@@ -211,7 +211,8 @@ class SaliencyHandler:
         is_same = same_network(getattr(engine, "network", None), self.explainer.network)
         if not is_same or getattr(engine, "output_changed", False):
             return None
-        return predictions_of(engine.state.output.get(CommonKeys.PRED), count)
+        output: Any = engine.state.output
+        return predictions_of(output.get(CommonKeys.PRED), count)
 
     def _case_of(self, item: dict[Any, Any], prediction: Any) -> Case:
         image = item[self.image_key]
@@ -350,7 +351,7 @@ def _on_host(
     found = {key: value for key, value in item.items() if key != error_key} | explanation.maps_beside(error_key)
     found[saliency_key] = explanation.saliency
     found = {key: to_host(value) if isinstance(value, torch.Tensor) else value for key, value in found.items()}
-    own = {
+    own: dict[str, Any] = {
         name: None if (value := getattr(explanation, name)) is None else to_host(value)
         for name in ("scores", "reference_scores", "noise")
     }

@@ -68,9 +68,10 @@ class _Run(OneCase):
         if runtime_settings(forward.network).get("amp") == "fp16":
             raise self.refused("float16 rounds small derivatives to zero, so switch `amp` off or use bf16")
 
-        def traced(inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def run(inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return inferer.inferer(inputs, functools.partial(self.calls, network), *args, **kwargs)
 
+        traced: Any = run
         self.tracing = replace(forward, inferer=traced)
 
     def explain(self) -> None:

@@ -103,7 +103,8 @@ class RowCheck:
         prediction = self._predicted(state, state.target, state.values) if row == 0 else None
         if prediction is None and (self._alone is None or not (self.words or state.one_by_one)):
             return
-        here, other = self._here(index, row), prediction or self._alone(index, row)
+        other = prediction or self._run_alone(index, row)
+        here = self._here(index, row)
         # Where images go through alone no way is left, and nothing tells yet how much masks change: be sure.
         if self._differ(here, other, state.target, state.spread(), times=1 if self.words or not prediction else 100):
             what = f"a perturbed image (row {row})" if row else "the unperturbed image"
@@ -112,6 +113,10 @@ class RowCheck:
                 raise RowsDepend(state.case.name, both)
             self._refuse(index, both, prediction is not None)
 
+    def _run_alone(self, index: int, row: int) -> Seen:
+        assert self._alone is not None
+        return self._alone(index, row)
+
     def _here(self, index: int, row: int) -> Seen:
         state = self.states[index]
         return Seen(state.scores_of(row), self.words or "explained alone", () if row else state.values)
@@ -119,8 +124,7 @@ class RowCheck:
     def look_again(self, index: int) -> None:
         """Run the unperturbed image of a case once more, alone, and compare its scores with the first ones."""
         state = self.states[index]
-        assert self._alone is not None
-        now, before = self._alone(index, 0), self._here(index, 0)
+        now, before = self._run_alone(index, 0), self._here(index, 0)
         if self._differ(now, before, state.target, state.spread()):
             after = now._replace(words="after other images").figures(state.target)
             both = f"{after} and {before._replace(words='before them').figures(state.target)}"

@@ -61,9 +61,12 @@ class WorkerScores:
         """What this worker has."""
         scores = state.state
         # Copies: this worker goes on while others read.
-        each = (value.detach().cpu().clone() for value in (scores.seen, scores.scores, scores.reference_scores))
+        seen, found, reference = (
+            value.detach().cpu().clone() for value in (scores.seen, scores.scores, scores.reference_scores)
+        )
         key = {**state.made_by, "masks": repr(state.masks.key)}
-        return WorkerScores(state.case.name, *each, state.forwards_here, state.one_by_one, state.rounding, key)
+        how = state.forwards_here, state.one_by_one, state.rounding, key
+        return WorkerScores(state.case.name, seen, found, reference, *how)
 
     def differences(self, other: WorkerScores) -> list[str]:
         """What differs from another worker's, in words; empty if the scores belong together."""

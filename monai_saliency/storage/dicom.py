@@ -112,7 +112,8 @@ def volume_of(slices: Sequence[Any]) -> MetaTensor:
     affine = np.eye(4)
     step = (last - first) / (len(slices) - 1)
     affine[:3] = np.column_stack([rows * between_columns, columns * between_rows, step, first])
-    return MetaTensor(np.stack(voxels, axis=-1).swapaxes(0, 1), affine=np.diag([-1.0, -1, 1, 1]) @ affine)
+    place: Any = np.diag([-1.0, -1, 1, 1]) @ affine
+    return MetaTensor(np.stack(voxels, axis=-1).swapaxes(0, 1), affine=place)
 
 
 def _directions(made: Any) -> np.ndarray:

@@ -82,7 +82,7 @@ def _taken_apart(value: Any, files: bool) -> Any:
 def _array(value: np.ndarray | np.generic, apart: Callable[[Any], Any]) -> Any:
     if value.dtype.hasobject:
         raise Unfingerprintable("an array of objects")
-    return ["array", str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value)).hexdigest()]
+    return ["array", str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
 
 
 def _tensor(value: torch.Tensor, apart: Callable[[Any], Any]) -> Any:
@@ -91,7 +91,7 @@ def _tensor(value: torch.Tensor, apart: Callable[[Any], Any]) -> Any:
     except (RuntimeError, TypeError) as error:
         raise Unfingerprintable(f"a tensor of layout {value.layout} and type {value.dtype}") from error
     meta = apart([value.meta, value.applied_operations]) if isinstance(value, MetaTensor) else ""
-    return ["tensor", str(value.dtype), tuple(value.shape), hashlib.sha256(content).hexdigest(), meta]
+    return ["tensor", str(value.dtype), tuple(value.shape), hashlib.sha256(content.data).hexdigest(), meta]
 
 
 def _network(network: torch.nn.Module, apart: Callable[[Any], Any]) -> Any:
@@ -113,13 +113,14 @@ def _part(part: torch.nn.Module, apart: Callable[[Any], Any]) -> Iterator[Any]:
         raise Unfingerprintable(f"a hook on the forward of {type(part).__name__}")
     # MONAI's DynUNet writes its heads in each forward before it reads them.
     is_dynunet = type(part).__module__ == "monai.networks.nets.dynunet"
-    idle = _frame(type(part)) | _COMPILED | ({"heads"} if is_dynunet else set())
+    kind: Any = type(part)
+    idle = _frame(kind) | _COMPILED | ({"heads"} if is_dynunet else set())
     own = {name: value for name, value in sorted(held.items()) if name not in idle}
-    yield apart([type(part), tensors, own])
+    yield apart([kind, tensors, own])
 
 
 @functools.cache
-def _frame(kind: type) -> frozenset[str]:
+def _frame(kind: Any) -> frozenset[str]:
     """The attributes that torch, and Lightning where it is used, keep on every module."""
     bases = [base for base in kind.__mro__ if base.__name__ == "LightningModule"]
     return frozenset(name for base in (torch.nn.Module, *bases) for name in vars(base()))

@@ -229,7 +229,7 @@ class SaveSaliencyd(MapTransform):
                 drawn,
                 title=str(data.get("title", case)),
                 labels=_labels(data.get("explanation")),
-                standard_error=error.numpy(force=True) if is_here else None,
+                standard_error=error.numpy(force=True) if error is not None and is_here else None,
                 label=label,
                 legends=legends,
             )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -111,8 +112,8 @@ class KeptScan:
         """Read a file that :meth:`save` wrote."""
         with np.load(path, allow_pickle=False) as found:
             words = json.loads(found["words"].tobytes())
-            arrays = {name: found.get(name) for name in ("codes", "affine", "label")}
-        places = {name: tuple(words.pop(name)) for name in ("shape", "start", "stride")}
+            arrays: dict[str, Any] = {name: found.get(name) for name in ("codes", "affine", "label")}
+        places: dict[str, Any] = {name: tuple(words.pop(name)) for name in ("shape", "start", "stride")}
         legends = [Legend(**each) for each in words.pop("legends")]
         return cls(legends=legends, **arrays, **places, **words)
 
