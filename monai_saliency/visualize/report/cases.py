@@ -39,7 +39,8 @@ class MapFile:
 
     def read(self, part: tuple[slice, ...] = ()) -> np.ndarray:
         """The maps ``(count, *spatial)``, float32, or a part of each."""
-        found = np.asarray(self._image.dataobj[(*part, Ellipsis)], dtype=np.float32)
+        place = (*part, ...)
+        found = np.asarray(self._image.dataobj[place], dtype=np.float32)
         return np.moveaxis(found, -1, 0) if self.count > 1 else found[None]
 
 
