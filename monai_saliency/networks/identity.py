@@ -62,6 +62,5 @@ def network_key(network: Any, network_id: str | None = None) -> str:
 
 def scores_key(network: str, settings: Sequence[Any], case: Case, reads_file: bool = False) -> str:
     """The key under which the scores of a case are stored: a hash of all that decides them."""
-    files = input_files(case.file) if reads_file else []
-    decides = [library_versions(), network, list(settings), case.image, files, case.labels, case.spacing]
-    return fingerprint([*decides, chosen_arithmetic()])[:32]
+    decides = [library_versions(), network, list(settings), case.image, case.labels, case.spacing, chosen_arithmetic()]
+    return fingerprint([*decides, input_files(case.file) if reads_file else []])[:32]

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import filelock
 import lmdb
@@ -55,8 +55,7 @@ def encode(item: Any, key: str) -> bytes:
         torch.save(tree_map(_compact, item), buffer)
     except Exception as error:  # pickle raises many
         raise EntryError(f"{type(error).__name__}: {error}") from error
-    data = buffer.getvalue()
-    return _checksum(data, key) + data
+    return _checksum(buffer.getvalue(), key) + buffer.getvalue()
 
 
 def decode(data: bytes, key: str) -> Any:
@@ -161,8 +160,7 @@ class LMDBBackend:
 
     def get(self, key: str) -> bytes | None:
         with self._opened(0) as environment, environment.begin() as transaction:
-            found: bytes | None = transaction.get(key.encode())
-            return found
+            return cast("bytes | None", transaction.get(key.encode()))
 
     def put(self, key: str, data: bytes) -> None:
         # Twice the entry: a transaction writes copies of the pages that it changes.

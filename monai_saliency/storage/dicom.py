@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from monai.data import MetaTensor
 
 from monai_saliency.errors import AdviceError
@@ -109,11 +110,10 @@ def volume_of(slices: Sequence[Any]) -> MetaTensor:
     rows, columns = _directions(slices[0])
     between_rows, between_columns = map(float, slices[0].PixelSpacing)
     first, last = (np.array(slices[i].ImagePositionPatient, float) for i in (0, -1))
-    affine = np.eye(4)
     step = (last - first) / (len(slices) - 1)
-    affine[:3] = np.column_stack([rows * between_columns, columns * between_rows, step, first])
-    place: Any = np.diag([-1.0, -1, 1, 1]) @ affine
-    return MetaTensor(np.stack(voxels, axis=-1).swapaxes(0, 1), affine=place)
+    to_lps = np.vstack([np.column_stack([rows * between_columns, columns * between_rows, step, first]), [0, 0, 0, 1]])
+    to_ras = torch.from_numpy(np.diag([-1.0, -1, 1, 1]) @ to_lps)
+    return MetaTensor(np.stack(voxels, axis=-1).swapaxes(0, 1), affine=to_ras)
 
 
 def _directions(made: Any) -> np.ndarray:

@@ -95,8 +95,7 @@ def check_readers(paths: Iterable[str | Path]) -> None:
 class ScanReader(ImageReader):
     """Reads NRRD and MetaImage scans with MONAI's ``ITKReader``, photographs with its ``PILReader``, and DICOM series.
 
-    Args:
-        channels: 1 or 3 for photographs in gray or in colours; None as they are.
+    ``channels`` is 1 or 3 for photographs in gray or in colours; None as they are.
     """
 
     def __init__(self, channels: int | None = None) -> None:
@@ -117,8 +116,7 @@ class ScanReader(ImageReader):
                 raise AdviceError("the files of the DICOM series lie in several folders: put them into one")
             return self, read_series(files)
         check_readers(names[:1])
-        found = format_of(names[0])
-        is_photograph = found is not None and found.is_photograph
+        is_photograph = getattr(format_of(names[0]), "is_photograph", False)
         reader: ImageReader = PILReader(converter=self._converted) if is_photograph else ITKReader()
         return reader, reader.read(data, **kwargs)
 

@@ -112,9 +112,8 @@ def _part(part: torch.nn.Module, apart: Callable[[Any], Any]) -> Iterator[Any]:
     if held.get("_forward_pre_hooks") or held.get("_forward_hooks"):
         raise Unfingerprintable(f"a hook on the forward of {type(part).__name__}")
     # MONAI's DynUNet writes its heads in each forward before it reads them.
-    is_dynunet = type(part).__module__ == "monai.networks.nets.dynunet"
     kind: Any = type(part)
-    idle = _frame(kind) | _COMPILED | ({"heads"} if is_dynunet else set())
+    idle = _frame(kind) | _COMPILED | ({"heads"} if kind.__module__ == "monai.networks.nets.dynunet" else set())
     own = {name: value for name, value in sorted(held.items()) if name not in idle}
     yield apart([kind, tensors, own])
 
@@ -166,8 +165,8 @@ def _code_mark(value: Any) -> str:
     places = [(module, each) for module in modules if module for each in (name, bare)]
     module, name = next((place for place in places if _held(*place) is value), ("", name))
     if not module:
-        kind = "the local class" if isinstance(value, type) else "a local function"
-        kind = "a lambda" if "<lambda>" in name else kind
+        function = "a lambda" if "<lambda>" in name else "a local function"
+        kind = "the local class" if isinstance(value, type) else function
         raise Unfingerprintable(f"{kind} ({name}), which no module holds under its name")
     homes = [each.__module__ for each in value.__mro__[:-1]] if isinstance(value, type) else [module]
     return f"{module}.{name} {[*map(_version_of, homes)]}"

@@ -149,8 +149,7 @@ def _text(cell: str) -> str:
 class Failures:
     """``failures.csv``: one row for each failed case, with the stage in which it failed and the error in one line.
 
-    Without failures there is no file. A row of an earlier run stays until its case is tried again. Several runs on one
-    folder write to the same file.
+    Without failures there is no file. Several runs on one folder write to the same file.
 
     Args:
         path: the file.
@@ -158,9 +157,6 @@ class Failures:
         cases: the names of the cohort's cases. Rows of other cases are removed now. Default: all earlier rows are
             removed now.
         shared: other processes work on the same cohort. Then no row is removed before its case is tried again.
-
-    Attributes:
-        rows: the failures of this run, of cases that have not ended with a map since.
     """
 
     COLUMNS = ("case", "stage", "error")
@@ -170,7 +166,7 @@ class Failures:
     ) -> None:
         self.path = a_path("path", path)
         self.strict = flag("strict", strict)
-        self.rows: list[dict[str, str]] = []
+        self.rows: list[dict[str, str]] = []  # of this run, of cases that have not ended with a map since
         self._table = CaseTable(self.path, columns=self.COLUMNS)
         self._withdraws: list[Callable[[str], None]] = []
         self._earlier: list[dict[str, str]] = []
@@ -200,8 +196,8 @@ class Failures:
         if self.strict:
             raise cause from error
         logger.error("%s (%s)\n%s", cause, stage, trace, exc_info=None if trace else error)
+        row = {"case": case, "stage": stage, "error": cause.problem}
         with self._lock:
-            row = {"case": case, "stage": stage, "error": cause.problem}
             self.rows = [*(each for each in self.rows if each["case"] != case), row]
             self._table.add([row])
 
