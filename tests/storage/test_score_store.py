@@ -213,3 +213,22 @@ def test_killed_at_25_moments(cohort: Path) -> None:
         lost.append((sizes.count(str(BATCH)) - visits) - 3 * (BATCHES - 1))
         out += 1
     assert sum(lost) <= 2 * kills
+
+
+@pytest.mark.slow
+def test_two_runs_on_one_folder(cohort: Path) -> None:
+    """Each case is done once, or left to the one who holds it; nothing is clobbered."""
+    assert launch(cohort, "whole", 0.0).wait() == 0
+    runs = [launch(cohort, "out", 0.1), launch(cohort, "out", 0.1)]
+    errors = [process.communicate()[1] for process in runs]
+    # One that ends while the other holds its last case has no map of it, and says so.
+    assert sorted(process.returncode for process in runs) in ([0, 0], [0, 1]), errors
+    for process, lines in zip(runs, errors, strict=True):
+        assert (process.returncode == 1) == ("without a map yet" in lines), errors
+    for path in (cohort / "whole").glob("*.nii.gz"):
+        found = nib.load(cohort / "out" / path.name)
+        assert np.asarray(found.dataobj).tobytes() == np.asarray(nib.load(path).dataobj).tobytes()
+    table = (cohort / "out" / "summary.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in table[1:]] == ["s0", "s1", "s2"]
+    # No range of masks was computed twice: what is more than once is the batch that vouches for the scores.
+    assert forwards(cohort, "out") <= 3 * BATCHES + 3
