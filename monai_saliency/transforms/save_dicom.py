@@ -25,7 +25,7 @@ from monai_saliency.storage.dicom import holds_series, series_files, sorted_seri
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.targets.base import label_name
 from monai_saliency.transforms.save import error_key
-from monai_saliency.utils.arguments import a_path, positive_numbers, require
+from monai_saliency.utils.arguments import a_path, flag, positive_numbers, require
 from monai_saliency.version import __version__
 from monai_saliency.visualize.legend import Legend, blended, gray_window, legends_of
 
@@ -54,6 +54,7 @@ class SaveDicomd(MapTransform):
             :class:`~monai_saliency.transforms.SaveSaliencyd` by default.
         allow_missing_keys: whether items may lack a key.
         grid_key: items that have this key have maps that are not on their series, and are left alone.
+        dicom: whether to write; otherwise what an earlier run has written is removed.
 
     Raises:
         OptionalImportError: when highdicom is not installed. It gives the pip command.
@@ -80,11 +81,13 @@ class SaveDicomd(MapTransform):
         scale: float | None = None,
         allow_missing_keys: bool = False,
         grid_key: Hashable | None = None,
+        dicom: bool = True,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
         self.grid_key = grid_key
+        self.dicom = flag("dicom", dicom)
         self.output_dir = a_path("output_dir", output_dir)
-        for module in ("pydicom", "highdicom"):
+        for module in ("pydicom", "highdicom") if self.dicom else ():
             require(module, "dicom")
         positive_numbers("scale", 1 if scale is None else scale)
         self.scale = scale
@@ -93,7 +96,7 @@ class SaveDicomd(MapTransform):
         d = dict(data)
         self.withdraw(str(d["case"]))
         for key in self.key_iterator(d):
-            if self.grid_key not in d and holds_series(case_name(d[key])):
+            if self.dicom and self.grid_key not in d and holds_series(case_name(d[key])):
                 try:
                     self._save(d, key)
                 except AdviceError as error:

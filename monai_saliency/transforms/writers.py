@@ -17,7 +17,7 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.tables import REGION_COLUMNS, CaseTable
 from monai_saliency.transforms.save import GRID_KEY, SaveSaliencyd, error_key
 from monai_saliency.transforms.save_dicom import SaveDicomd
-from monai_saliency.utils.arguments import a_path, flag
+from monai_saliency.utils.arguments import a_path
 
 __all__ = ["SaveRegionsd", "case_writers", "region_rows", "writer_settings"]
 
@@ -59,7 +59,7 @@ def case_writers(
     Example::
 
         >>> [type(step).__name__ for step in case_writers("maps").transforms]
-        ['SaveSaliencyd', 'SaveSaliencyd', 'SaveRegionsd']
+        ['SaveSaliencyd', 'SaveDicomd', 'SaveSaliencyd', 'SaveRegionsd']
     """
     drawn: dict[str, Any] = {"picture": picture, "scale": picture_scale, "picture_format": picture_format}
     folder = a_path("output_dir", output_dir)
@@ -67,7 +67,7 @@ def case_writers(
     return Compose(
         [
             SaveSaliencyd(key, **on_grid, **drawn, report=report),
-            *([SaveDicomd(key, **on_grid, scale=picture_scale)] if flag("dicom", dicom) else []),
+            SaveDicomd(key, **on_grid, scale=picture_scale, dicom=dicom),
             SaveSaliencyd([error_key(key), "disagreement"], **on_grid, picture=False, allow_missing_keys=True),
             SaveRegionsd(
                 folder / "regions.csv", names=region_names, image_key=image_key, cases=cases, allow_missing_keys=True
@@ -85,7 +85,7 @@ def writer_settings() -> list[str]:
 class SaveRegionsd(MapTransform):
     """Adds a case's regions to a CSV table: the map's value and the volume of each region.
 
-    The columns are described in :func:`region_rows`. Cases whose masks are not made of regions are left alone.
+    The columns are described in :func:`region_rows`. A case whose masks are not made of regions has no rows.
 
     Args:
         path: the table's file, such as ``regions.csv``.
@@ -117,8 +117,9 @@ class SaveRegionsd(MapTransform):
     def __call__(self, data: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
         for key in self.key_iterator(dict(data)):
             if data[key].masks.regions is None:
-                continue
-            self.table.add(region_rows(data[key], image_spacing(data[self.image_key][None]), self.names))
+                self.withdraw(data[key].name)
+            else:
+                self.table.add(region_rows(data[key], image_spacing(data[self.image_key][None]), self.names))
         return data
 
     def withdraw(self, case: str) -> None:

@@ -45,6 +45,8 @@ def test_each_map_has_its_files_and_others_are_removed(tmp_path: Path) -> None:
     assert names(out) == ["a_saliency.dcm", "a_saliency_colour", "b_saliency.dcm", "b_saliency_colour"]
     save.withdraw("a")
     assert names(out) == ["b_saliency.dcm", "b_saliency_colour"]
+    SaveDicomd("saliency", out, dicom=False)({"saliency": saliency[:1], "case": "b"})
+    assert names(out) == []
 
 
 def test_other_scans_and_maps_off_the_grid(tmp_path: Path) -> None:
