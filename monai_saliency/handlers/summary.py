@@ -186,7 +186,10 @@ def note_settings(table: Summary, description: Mapping[str, str]) -> str:
     mark = sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:8]
     path = table.path.with_suffix(".settings.json")
     with locked(path.with_name(f".{path.name}.lock")):
-        known = json.loads(path.read_text()) if path.exists() else {}
+        try:
+            known = json.loads(path.read_text()) if path.exists() else {}
+        except ValueError:  # it was cut off, and says nothing of earlier rows
+            known = {}
         if mark not in known:
             with atomic_path(path) as temporary:
                 temporary.write_text(json.dumps(known | {mark: dict(description)}, indent=1) + "\n")

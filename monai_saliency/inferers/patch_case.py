@@ -14,7 +14,7 @@ from monai_saliency.utils.boxes import Box, everywhere, within
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["PatchCase", "Swap", "find_touches", "find_trims"]
+__all__ = ["PatchCase", "Swap", "cancels", "find_touches", "find_trims"]
 
 
 class Swap(NamedTuple):
@@ -119,6 +119,17 @@ def around(boxes: Iterable[Box]) -> Box:
     return tuple(
         slice(min(side.start for side in sides), max(side.stop for side in sides)) for sides in zip(*boxes, strict=True)
     )
+
+
+def cancels(volume: torch.Tensor) -> bool:
+    """Whether exchanging patches of an output ``(1, C, *spatial)`` loses its ordinary values: where a network masks
+    voxels by a number such as -1e9, the difference of two patches rounds away what a mask brings back.
+    """
+    values = volume[0].flatten(1).abs()
+    some = values[:, :: max(1, values.shape[1] // 2**18)]
+    # One of a thousand values may be smaller than an ordinary one.
+    ordinary = some.kthvalue(max(1, some.shape[1] // 1000), dim=1).values.clamp(min=1)
+    return bool((values.amax(dim=1) * torch.finfo(volume.dtype).eps > 0.01 * ordinary).any())
 
 
 def find_trims(grid: PatchGrid, reach: torch.Tensor | None) -> dict[int, Box]:

@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from monai.data.utils import compute_importance_map
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
 
-from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.case_state import CaseState, sampled
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.nnunet import NNUNetInferer
-from monai_saliency.inferers.patch_case import PatchCase
+from monai_saliency.inferers.patch_case import PatchCase, cancels
 from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
 from monai_saliency.inferers.rounds import Plan, Rows, Scoring
 from monai_saliency.inferers.row_check import RowCheck, RowsDepend, run_alone, say_once
@@ -173,7 +173,7 @@ class RememberedPatches(Scoring):
                 found[key] = max(found.get(key, (-1.0, 0)), (gap, place if row else 0))
         self._unchecked -= found.keys()
         # All are copied first: the next forward may overwrite them.
-        copied = [(entries[place], output[place : place + 1].clone()) for _, place in found.values()]
+        copied = [(entries[place], sampled(output[place : place + 1])[0]) for _, place in found.values()]
         for entry, here in copied:
             self._first = self._first or (entry, here)
             if self.batch_size > 1 and not self.check.same(here, alone := self._alone(entry)):
@@ -182,12 +182,12 @@ class RememberedPatches(Scoring):
                 raise RowsDepend(self.states[entry[0]].case.name, f"{what} gives an output with {both}")
 
     def _alone(self, entry: Sequence[int]) -> torch.Tensor:
-        """What a patch gives alone."""
+        """What a patch gives alone: at most 2^20 values of it."""
         patch = self.batch.new_zeros(1, *self.batch.shape[1:])
         self._perturb([entry], patch)
 
         def run(batch: torch.Tensor, words: str) -> torch.Tensor:
-            return self._run(batch)[:1].clone()
+            return sampled(self._run(batch)[:1])[0]
 
         return cast(torch.Tensor, run_alone(self.forward.network, patch, self.batch_size, run))
 
@@ -220,6 +220,8 @@ class RememberedPatches(Scoring):
             state, volume = self.states[index], (sums / self.weight_sum)[None]
             if not bool(torch.isfinite(volume).all()):  # a difference of infinities says nothing
                 raise _NotExact("the network's output of the unperturbed image is not finite everywhere")
+            if cancels(volume):
+                raise _NotExact("the network masks voxels by values so large that others are lost in their rounding")
             state.bind(volume)
             state.per_prediction = self.num_patches
             state.forwards_here += self.num_patches

@@ -50,8 +50,9 @@ def network_key(network: Any, network_id: str | None = None) -> str:
     advice = "give it a network_id, a name that changes when it does"
     if network_id:
         return fingerprint([network_id, runtime_settings(network)])
-    if not isinstance(network, torch.nn.Module):
-        raise Unfingerprintable(f"the network is not a module: {advice}")
+    if not isinstance(network, torch.nn.Module) or isinstance(network, torch.jit.ScriptModule):
+        kind = "TorchScript" if isinstance(network, torch.nn.Module) else "not a module"
+        raise Unfingerprintable(f"the network is {kind}: {advice}")
     while isinstance(network, DataParallel | DistributedDataParallel) or is_compiled(network):
         network = next(network.children())
     try:

@@ -172,13 +172,20 @@ class LMDBBackend:
         """The database, with room for ``room`` more bytes. Errors of LMDB become errors of the operating system."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with _alone, filelock.FileLock(f"{self.path}.lock"):
-            size = max(self.map_size, room + (self.path.stat().st_size if self.path.exists() else 0))
+            held = self.path.stat().st_size if self.path.exists() else 0
             try:
                 # Our lock replaces LMDB's, whose file on a full disk would end the process. Without `metasync` a power
                 # failure may lose the last entries, but never damages the database.
-                with lmdb.open(str(self.path), size, subdir=False, lock=False, metasync=False) as environment:
+                with lmdb.open(
+                    str(self.path), max(self.map_size, held + room), subdir=False, lock=False, metasync=False
+                ) as environment:
+                    pages = environment.info()["last_pgno"] + 1
+                    if self.path.stat().st_size < pages * environment.stat()["psize"]:  # reading would end the process
+                        raise lmdb.CorruptedError("the file is cut off: remove it")
                     yield environment
             except lmdb.Error as error:
+                if not held:  # it could not be made, on a full disk for example
+                    self.path.unlink(missing_ok=True)
                 raise OSError(errno.EIO, f"{type(error).__name__}: {error}", str(self.path)) from error
 
 

@@ -7,6 +7,7 @@ own file. A scan is known by its path, size and time, or by its checksum.
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
 import os
 import random
@@ -260,8 +261,13 @@ def _paths(case: Any) -> Iterator[str]:
         yield os.path.expanduser(case)
 
 
+_HEADERS = {".hdr", ".img", ".mhd", ".nhdr"}  # of scans in two files of one stem
+
+
 def _files_of(path: str) -> Iterator[str]:
     if os.path.isdir(path):
         yield from (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
     elif os.path.isfile(path):
-        yield path
+        stem, ending = os.path.splitext(path)
+        pair = glob.glob(f"{glob.escape(stem)}.*") if ending in _HEADERS else []
+        yield from filter(os.path.isfile, [path, *pair])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -21,7 +22,7 @@ from monai.utils import MetaKeys
 from scipy import ndimage
 
 from monai_saliency.cases import case_name
-from monai_saliency.errors import CaseError
+from monai_saliency.errors import CaseError, OutputError
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.files import atomic_path, load_image, load_label, load_scan
 from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers
@@ -237,27 +238,28 @@ class SaveSaliencyd(MapTransform):
                 save_picture(figure, temporary, self.picture_format)
         if self.report:
             is_colour = grid.header is None and dims == 2 and scan.shape[2:] == (3,)
-            KeptScan.of(
-                case,
-                scan if is_colour else gray,
-                maps,
-                grid.affine,
-                legends,
-                label,
-                key=str(key),
-                layers=len(maps) * (1 if error is None else 2),
-                rows_down=bool(dims == 2 and drawn[1, 1] < 0),
-            ).save(self.output_dir)
+            with _map_is_kept(case):
+                KeptScan.of(
+                    case,
+                    scan if is_colour else gray,
+                    maps,
+                    grid.affine,
+                    legends,
+                    label,
+                    key=str(key),
+                    layers=len(maps) * (1 if error is None else 2),
+                    rows_down=bool(dims == 2 and drawn[1, 1] < 0),
+                ).save(self.output_dir)
 
     def withdraw(self, case: str) -> None:
         """Remove a case's maps and pictures, which an earlier run may have written."""
         self._remove(case, ())
-        kept_path(self.output_dir, case).unlink(missing_ok=True)
+        _unlink(kept_path(self.output_dir, case))
 
     def _remove(self, case: str, written: Collection[Path]) -> None:
         for key, ending in product(self.keys, ("nii.gz", *PICTURE_FORMATS)):
             if (path := self._path(case, key, ending)) not in written:
-                path.unlink(missing_ok=True)
+                _unlink(path)
 
     def _path(self, case: str, key: Hashable, ending: str) -> Path:
         return self.output_dir / f"{case}_{key}.{ending}"
@@ -286,6 +288,25 @@ def _labels(explanation: Explanation | None) -> list[str] | None:
         return None
     layer = explanation.masks.layer
     return [f"saliency of {layer} {place} for {label}" for label, place, _ in explanation.explained]
+
+
+@contextmanager
+def _map_is_kept(case: str) -> Iterator[None]:
+    """A map is not lost because of what only its report shows."""
+    try:
+        yield
+    except OutputError:  # every other case would fail in the same way
+        raise
+    except Exception as error:
+        logger.warning("case %s: what its report shows of the scan cannot be kept: %s", case, error)
+
+
+def _unlink(path: Path) -> None:
+    """Remove an old file, if it is there and nobody has it open."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s is of an earlier run, and cannot be removed: %s", path, error)
 
 
 def _label(case: str, path: Any, grid: _Grid, dims: int) -> np.ndarray | None:

@@ -83,7 +83,7 @@ def test_damaged_database(cohort: Path, tmp_path: Path) -> None:
     file = cohort.parent / "cache" / "cache.lmdb"
     whole = file.read_bytes()
     marker = tmp_path / "poisoned"
-    for content in (whole[:50], bytes(20000), *poisons(marker)):
+    for content in (whole[:50], whole[: len(whole) // 2], bytes(20000), *poisons(marker)):
         file.write_bytes(content)
         with pytest.warns(UserWarning, match=r"cannot be read, and are computed .*cache\.lmdb"):
             items = list(dataset(cohort, "lmdb"))

@@ -374,3 +374,17 @@ def test_on_a_gpu(memory: PatchMemory | bool, device: str | None) -> None:
         cases=[Case("x", labels=blocks(shape, 5, 20))],
     )
     assert_same(results, 1e-9)
+
+
+@pytest.mark.parametrize(("value", "refused"), [(-1e9, True), (-1e6, True), (-1e4, False), (1e7, True)])
+def test_voxels_that_are_masked_by_a_large_value(value: float, refused: bool, caplog: Any) -> None:
+    """A mask that brings an ordinary value back where -1e9 was must not leave -1e9's rounding there."""
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, torch.where(x < 0.3, value, x.square())], 1)
+
+    image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    inferer = SlidingWindowInferer((8, 8), sw_batch_size=3, overlap=0.5, mode="gaussian")
+    explain = sliding_window(4, 4, target=WHOLE, inferer=inferer, fill=ConstantFill(0.5))
+    assert_same(both(explain, image, network), 1e-4)
+    assert ("lost in their rounding" in caplog.text) == refused

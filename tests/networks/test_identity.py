@@ -92,8 +92,8 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
     "a lambda": (lambda: Holder(act=lambda x: x), "holds a lambda"),
     "an open file": (lambda: Holder(log=open(os.devnull)), "holds an object of _io.TextIOWrapper"),  # noqa: SIM115
     "a generator": (lambda: Holder(noise=np.random.default_rng(0)), "holds the random .* generator"),
-    "TorchScript": (lambda: torch.jit.script(filled(1)), "holds"),
-    "frozen TorchScript": (lambda: torch.jit.freeze(torch.jit.script(filled(1))), "holds"),
+    "TorchScript": (lambda: torch.jit.script(filled(1)), "is TorchScript"),
+    "frozen TorchScript": (lambda: torch.jit.freeze(torch.jit.script(filled(1))), "is TorchScript"),
     "quantised": (lambda: torch.ao.quantization.quantize_dynamic(filled(1), {torch.nn.Linear}), "holds"),
 }
 

@@ -231,6 +231,9 @@ def test_the_files_of_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     }
     found = [row[0] for row in input_files(case)]
     assert found == [str(tmp_path / "a.nii"), "b.nii", "dicom/1.dcm", "dicom/x/2.dcm"]
+    for name in ("s.mhd", "s.raw", "s2.raw"):
+        (tmp_path / name).write_bytes(b"x")
+    assert [row[0] for row in input_files({"image": "s.mhd"})] == ["s.mhd", "s.raw"]
 
 
 @pytest.mark.parametrize("checksum", [True, False])
