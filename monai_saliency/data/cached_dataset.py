@@ -6,6 +6,7 @@ people who may also replace your scans.
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 import torch
-from monai.data import Dataset, get_track_meta
+from monai.data import Dataset, MetaTensor, get_track_meta
 from monai.transforms import Compose, Transform
 from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
@@ -30,7 +31,7 @@ from monai_saliency.storage.cache import (
     decode,
     encode,
 )
-from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files, library_versions
+from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files, library_versions, paths_of
 from monai_saliency.utils.arguments import check_option, flag, instance, whole_number
 from monai_saliency.utils.precision import chosen_arithmetic
 
@@ -164,7 +165,7 @@ class CachedDataset(Dataset):
 
     def _preprocessed(self, case: Any, key: str | None) -> Any:
         """The item after the first ``_num_cached`` transforms."""
-        return self._cached("preprocessed scans", key if self._num_cached else None, lambda: self._compute(case))
+        return self._cached("preprocessed scans", key if self._num_cached else None, lambda: self._compute(case), case)
 
     def _key_of(self, case: Any) -> str | None:
         """A hash of all that decides a preprocessed case. None without a cache, or when it cannot be identified."""
@@ -185,24 +186,29 @@ class CachedDataset(Dataset):
         reset_ops_id(item)  # a memory address, with which Invertd would refuse an item of another process
         return item
 
-    def _cached(self, what: str, key: str | None, compute: Callable[[], Any]) -> Any:
-        """A result from the cache, or from ``compute``. Warnings call it ``what``, in the plural."""
+    def _cached(self, what: str, key: str | None, compute: Callable[[], Any], case: Any) -> Any:
+        """A result from the cache, or from ``compute``. Warnings call it ``what``, in the plural. Entries do not name
+        the case's files, whose folders are often called after patients.
+        """
         if self.backend is None or key is None:
             return compute()
+        files = sorted(filter(os.path.exists, paths_of(case)), key=len, reverse=True)
+        hidden = {file: f"\0file {number}\0" for number, file in enumerate(files)}
+        shown = {mark: file for file, mark in hidden.items()}
         try:
             data = self.backend.get(key)
             if data is not None:
-                return decode(data, key)
+                return _renamed(decode(data, key), shown)
         except (OSError, EntryError) as error:
             self._warn(type(error).__name__, f"some {what} cannot be read, and are computed again: {error}")
         item = compute()
         try:
-            data = encode(item, key)
+            data = encode(_renamed(item, hidden), key)
             item = decode(data, key)  # as all later reads will give it
             self.backend.put(key, data)
         except (OSError, EntryError) as error:
             self._warn(type(error).__name__, f"some {what} cannot be stored, so are computed again: {error}")
-        return item
+        return _renamed(item, shown)
 
     def _warn(self, about: str, text: str) -> None:
         if about not in self._warned and self.backend is not None:
@@ -221,6 +227,20 @@ def _backend(cache: str, cache_dir: str | Path | None, window: int) -> Backend |
     if cache == "lmdb":
         return LMDBBackend(Path(cache_dir or "") / "cache.lmdb")
     return MemoryBackend() if cache == "memory" else None
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A value whose texts have other names in them, in meta data too (in place)."""
+    if type(value) is str:
+        for old, new in names.items():
+            value = value.replace(old, new)
+    elif type(value) is dict:
+        return {key: _renamed(content, names) for key, content in value.items()}
+    elif type(value) in (list, tuple):
+        return type(value)(_renamed(content, names) for content in value)
+    elif isinstance(value, MetaTensor):
+        value.meta = _renamed(value.meta, names)
+    return value
 
 
 def is_random(step: Any) -> bool:

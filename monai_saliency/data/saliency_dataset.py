@@ -133,7 +133,8 @@ class SaliencyDataset(CachedDataset):
         item = self._preprocessed(case, scan)
         item = self._finish(item, self._steps()[self._num_cached : self._num_prepared])
         name = str(case.get("case", "without a name"))
-        return {**item, self.saliency_key: self._cached("saliency maps", key, lambda: self._explain(name, item))}
+        saliency = self._cached("saliency maps", key, lambda: self._explain(name, item), case)
+        return {**item, self.saliency_key: saliency}
 
     def _map_key(self, scan: str | None) -> str | None:
         """A hash of all that decides the map of a scan. None, with a warning, when it cannot be identified."""

@@ -25,7 +25,15 @@ from monai.inferers import Inferer
 from monai.transforms import Compose
 from monai.transforms.traits import RandomizableTrait
 
-__all__ = ["Unfingerprintable", "checksum_of", "fingerprint", "input_files", "library_versions", "package_version"]
+__all__ = [
+    "Unfingerprintable",
+    "checksum_of",
+    "fingerprint",
+    "input_files",
+    "library_versions",
+    "package_version",
+    "paths_of",
+]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
@@ -220,7 +228,7 @@ def input_files(case: Any, checksum: bool = False) -> list[list[str]]:
     A case is a path, or dictionaries and lists of them. A path that does not exist is left out, and so is the value of
     the key ``case``: the name of a case, such as "sub-01", may also be a folder in the working directory.
     """
-    files = sorted({file for path in _paths(case) for file in _files_of(path)})
+    files = sorted({file for path in paths_of(case) for file in _files_of(path)})
     return [[file, checksum_of(file) if checksum else _mark(file)] for file in files]
 
 
@@ -250,13 +258,13 @@ def _mark(file: str | PurePath) -> str:
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 
-def _paths(case: Any) -> Iterator[str]:
+def paths_of(case: Any) -> Iterator[str]:
     """The texts in a case that may be paths."""
     if isinstance(case, Mapping):
         case = [value for key, value in case.items() if key != "case"]
     if isinstance(case, list | tuple):
         for value in case:
-            yield from _paths(value)
+            yield from paths_of(value)
     elif isinstance(case, str | PurePath) and str(case):
         yield os.path.expanduser(case)
 

@@ -162,6 +162,9 @@ def save_parametric_map(
         content_description=label,
         voi_lut_transformations=[window],
     )
+    _fix_dates(made, slices[0])
+    for each in (*made.DimensionOrganizationSequence, *made.DimensionIndexSequence):
+        each.DimensionOrganizationUID = found.uid("dimensions", label)  # a random one otherwise
     with atomic_path(path) as temporary:
         made.save_as(temporary)
 
@@ -222,11 +225,24 @@ def save_secondary_capture(
             patient_orientation=found.towards,
         )
         made.SeriesDescription = label
+        _fix_dates(made, source)
+        made.DateOfSecondaryCapture, made.TimeOfSecondaryCapture = made.ContentDate, made.ContentTime
         path = place / f"{number:04d}.dcm"
         with atomic_path(path) as temporary:
             made.save_as(temporary)
         written.append(path)
     return written
+
+
+def _fix_dates(made: Any, source: Any) -> None:
+    """Replace today's dates by the dates of the scan: two objects of one UID must have the same content."""
+    date = source.get("ContentDate") or source.get("StudyDate") or "19000101"
+    time = source.get("ContentTime") or source.get("StudyTime") or "000000"
+    for word in ("Content", "InstanceCreation"):
+        setattr(made, f"{word}Date", date)
+        setattr(made, f"{word}Time", time)
+    for each in made.get("ContributingEquipmentSequence", ()):
+        each.ContributionDateTime = f"{date}{time}"
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def test_too_many_players_in_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("a", labels=regions)
     explain = ms.shapley(target=WHOLE, inferer=inferer)
     (exact,) = explain.explain(image, network, cases=[case])
-    monkeypatch.setattr("monai_saliency.masks.coalition._MOST_COALITIONS", len(exact.scores) - 1)
+    monkeypatch.setattr("monai_saliency.masks.coalition._MOST_ON_PATCHES", len(exact.scores) - 1)
     (found,) = explain.explain(image, network, cases=[case])
     values, known = ms.shapley_values(found), ms.shapley_values(exact)
     assert "12 players were estimated from 120 random coalitions" in found.stopped
