@@ -127,11 +127,10 @@ def _fits(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cel
 def _error(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> Tensor:
     """The standard error of each voxel, for one score: its size says how large a value is by chance, too."""
     basis, squares = _basis(masks, cells), torch.zeros(masks.spatial_shape, dtype=torch.float64)
-    fits, step = _fits(masks, ids, scores, cells), max(1, _AT_ONCE // 16 // math.prod(masks.spatial_shape))
+    fits = _fits(masks, ids, scores, cells)
     for fit in fits:
-        n, changes = len(fit.second.left_out), fit.changes.float()
-        for some in (changes - changes.mean(dim=0)).split(step):
-            squares += (n - 1) / n * _voxels(some, basis).square().sum(dim=0)
+        n, changes = len(fit.second.left_out), fit.changes
+        squares += (n - 1) / n * _sum_of_squares(changes - changes.mean(dim=0), basis)
     return squares.sqrt() / max(1, len(fits)) * _cell(masks, cells)
 
 
@@ -158,6 +157,23 @@ def _voxels(heights: Tensor, bumps: Sequence[Tensor]) -> Tensor:
     for each in bumps:  # the first axis becomes the last
         found = torch.tensordot(found, each.to(found), dims=([1], [1]))
     return found
+
+
+def _sum_of_squares(heights: Tensor, bumps: Sequence[Tensor]) -> Tensor:
+    """The sum over n of the squared maps ``(*spatial)`` of heights ``(n, bumps)``, without these maps: along the last
+    axis it is ``b G b`` of the bumps b there and the products G of the heights, summed over n.
+    """
+    first, *others, last = bumps
+    heights = heights.reshape(-1, *(each.shape[1] for each in bumps))
+    step = max(1, _AT_ONCE // 4 // (len(heights) * last.shape[1] * math.prod(len(each) for each in others)))
+    found = []
+    for some in first.split(step):
+        part = heights
+        for each in (some, *others):  # the first axis becomes the last
+            part = torch.tensordot(part, each, dims=([1], [1]))
+        part = part.flatten(2).permute(2, 1, 0).contiguous()
+        found.append(((last @ (part @ part.mT)) * last).sum(dim=-1))
+    return torch.cat(found).reshape([len(each) for each in bumps])
 
 
 class _Ridge(NamedTuple):
