@@ -49,9 +49,13 @@ class Tracker:
     Args:
         handlers: the evaluator's; without an ``MLFlowHandler`` among them nothing is done.
         settings: to record.
-        summary, failures: the cohort's tables.
-        network, network_id: its class and its weights' fingerprint are recorded, or the name.
-        output_dir, picture, saliency_key: where pictures are, whether the run draws them, and the end of their names.
+        summary: the cohort's table.
+        failures: the cohort's failed cases.
+        network: its class and its weights' fingerprint are recorded.
+        network_id: recorded in place of the fingerprint.
+        output_dir: where pictures are.
+        picture: whether the run draws them.
+        saliency_key: the end of their names.
     """
 
     handlers: Sequence[Any]

@@ -225,7 +225,9 @@ class RegionHierarchyMasks(Masks):
         window_size: edge of the first windows, as for :class:`~monai_saliency.HierarchicalMasks`.
         levels: how many sizes, at least 1: the regions, and the windows.
         keep: share of a round's parts that is split, in (0, 1], at least one part for each explained score.
-        unit, inferer, smooth: as for :class:`~monai_saliency.HierarchicalMasks`.
+        unit: as for :class:`~monai_saliency.HierarchicalMasks`.
+        inferer: as for :class:`~monai_saliency.HierarchicalMasks`.
+        smooth: as for :class:`~monai_saliency.HierarchicalMasks`.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.RegionMasks`, and for

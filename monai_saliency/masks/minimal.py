@@ -41,7 +41,11 @@ class MinimalMasks(Masks):
 
     Args:
         share: of the score's rise that is kept, in (0, 1].
-        window_size, levels, keep, unit, inferer: as for :class:`~monai_saliency.HierarchicalMasks`.
+        window_size: as for :class:`~monai_saliency.HierarchicalMasks`.
+        levels: as for :class:`~monai_saliency.HierarchicalMasks`.
+        keep: as for :class:`~monai_saliency.HierarchicalMasks`.
+        unit: as for :class:`~monai_saliency.HierarchicalMasks`.
+        inferer: as for :class:`~monai_saliency.HierarchicalMasks`.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.HierarchicalMasks`.

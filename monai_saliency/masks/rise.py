@@ -208,7 +208,10 @@ class MCRISEMasks(RISEMasks):
     Use with :class:`~monai_saliency.MCRISEScoring` or :class:`~monai_saliency.OcclusionScoring`.
 
     Args:
-        num_masks, grid_size, p1, seed: as for :class:`~monai_saliency.RISEMasks`.
+        num_masks: as for :class:`~monai_saliency.RISEMasks`.
+        grid_size: as for :class:`~monai_saliency.RISEMasks`.
+        p1: as for :class:`~monai_saliency.RISEMasks`.
+        seed: as for :class:`~monai_saliency.RISEMasks`.
         more_fills: further fills, each a function of images ``(B, C, *spatial)`` such as ``ConstantFill(1.0)`` or
             ``BlurFill()``. A fill that needs the case's file can only be fill 0.
 

@@ -153,7 +153,8 @@ class MultiScaleWindowMasks(Masks):
         levels: how many sizes, at least 1, each half as long as the one before, rounded down, at least one voxel. A
             level whose windows are those of the level before is left out.
         stride: of the first level in ``unit``; by default half of each level's window.
-        unit, smooth: as for :class:`~monai_saliency.SlidingWindowMasks`.
+        unit: as for :class:`~monai_saliency.SlidingWindowMasks`.
+        smooth: as for :class:`~monai_saliency.SlidingWindowMasks`.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.SlidingWindowMasks`.

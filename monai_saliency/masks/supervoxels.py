@@ -98,7 +98,8 @@ class OrganSupervoxels(Supervoxels):
 
     Args:
         num_regions: approximate number of regions, at least 1; more where the label map has many small ones.
-        compactness, sigma: as for :class:`Supervoxels`.
+        compactness: as for :class:`Supervoxels`.
+        sigma: as for :class:`Supervoxels`.
 
     Raises:
         ValueError: for settings out of range, and (when called) without a label map.

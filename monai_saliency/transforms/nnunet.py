@@ -134,7 +134,8 @@ def _spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:
     # MONAI's ITKReader has them as `spacing`.
     listed = pixdim or np.asarray(image.meta.get("spacing", ()), dtype=np.float64).reshape(-1).tolist()
     found = []
-    for size in nib.affines.voxel_sizes(affine)[:3].tolist():
-        nearest = min(listed, key=lambda each: abs(each - size), default=size)  # the axes may have been turned
-        found.append(nearest if abs(nearest - size) <= 1e-4 * size else size)
+    for axis, size in enumerate(nib.affines.voxel_sizes(affine)[:3].tolist()):
+        # The axes may have been turned: otherwise each has its own.
+        near = [each for each in [*listed[axis : axis + 1], *listed] if abs(each - size) <= 1e-4 * size]
+        found.append(near[0] if near else size)
     return found
