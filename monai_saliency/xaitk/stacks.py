@@ -112,7 +112,10 @@ class DRISEStack(_DetectorStack):
     """D-RISE (Petsiuk et al., CVPR 2021): random masks, weighted by how well a detection is still found.
 
     Args:
-        n, s, p1, seed: of the masks, as for :class:`RISEStack`.
+        n: of the masks, as for :class:`RISEStack`.
+        s: of the masks, as for :class:`RISEStack`.
+        p1: of the masks, as for :class:`RISEStack`.
+        seed: of the masks, as for :class:`RISEStack`.
         fill: what replaces hidden pixels, in the image's unit: a number, one for each channel, or an image; None for
             zeros.
         threads: that apply the masks.
