@@ -153,9 +153,13 @@ def _bumps(size: int, length: float) -> Tensor:
 
 def _voxels(heights: Tensor, bumps: Sequence[Tensor]) -> Tensor:
     """Heights ``(n, bumps)`` as maps ``(n, *spatial)``."""
-    found = heights.reshape(-1, *(each.shape[1] for each in bumps))
-    for each in bumps:  # the first axis becomes the last
-        found = torch.tensordot(found, each.to(found), dims=([1], [1]))
+    return _stretched(heights.reshape(-1, *(each.shape[1] for each in bumps)), bumps)
+
+
+def _stretched(found: Tensor, bumps: Sequence[Tensor]) -> Tensor:
+    """Heights ``(n, *bumps)`` multiplied along their first axes, which become the last ones."""
+    for each in bumps:
+        found = torch.tensordot(found, each, dims=([1], [1]))
     return found
 
 
@@ -168,10 +172,7 @@ def _sum_of_squares(heights: Tensor, bumps: Sequence[Tensor]) -> Tensor:
     step = max(1, _AT_ONCE // 4 // (len(heights) * last.shape[1] * math.prod(len(each) for each in others)))
     found = []
     for some in first.split(step):
-        part = heights
-        for each in (some, *others):  # the first axis becomes the last
-            part = torch.tensordot(part, each, dims=([1], [1]))
-        part = part.flatten(2).permute(2, 1, 0).contiguous()
+        part = _stretched(heights, (some, *others)).flatten(2).permute(2, 1, 0).contiguous()
         found.append(((last @ (part @ part.mT)) * last).sum(dim=-1))
     return torch.cat(found).reshape([len(each) for each in bumps])
 
