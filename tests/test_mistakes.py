@@ -19,10 +19,6 @@ from monai.transforms import Compose
 import monai_saliency as ms
 from monai_saliency import data, metrics, transforms
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
-from monai_saliency.handlers.summary import Summary
-from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.storage.tables import Failures
-from monai_saliency.utils.timing import trace
 
 NAN, INF = math.nan, math.inf
 TARGET = ms.FunctionScore(lambda output: output)
@@ -86,27 +82,12 @@ METHODS: list[Row] = [
         r"`masks` must be .* class RISEMasks: write RISEMasks\(",
     ),
     ("inputs is a word", lambda: window(inputs="image"), r"`inputs` must be an adapter such as DictInput\('image'\)"),
-    ("meter is a number", lambda: window(meter=1), r"`meter` must be a BusyMeter\(\), got 1"),
-    ("sharing is a word", lambda: window(sharing="masks"), r"`sharing` must be .*Sharing, got 'masks'"),
     ("patch_memory is bytes", lambda: window(patch_memory=2**30), r"`patch_memory` must be True, False or PatchMemory"),
     ("patch bytes are a word", lambda: ms.PatchMemory("2GB"), r"`device_bytes` must be a finite number, got '2GB'"),
     ("output is a number", lambda: window(output=0.5), r"`output` must be a key, an index, .*, got 0\.5"),
     ("output has no such part", lambda: explain(output="pred"), r"`?output.* has no part 'pred'"),
     ("autocast is True", lambda: window(autocast=True), r"`autocast` must be the arguments of torch.autocast"),
-    ("progress is a word", lambda: window(progress="no"), r"`progress` must be True or False, got 'no'"),
-    (
-        "batch size 0",
-        lambda: window(mask_batch_size=0),
-        r"`mask_batch_size` must be a whole number of at least 1, got 0",
-    ),
-    ("batch size True", lambda: window(mask_batch_size=True), r"`mask_batch_size` must be a whole number .*, got True"),
     ("per_channel is a word", lambda: window(per_channel="no"), r"`per_channel` must be True or False, got 'no'"),
-    ("window unit", lambda: window(window_unit="cm"), r"`unit` must be one of .'mm', 'voxel'.*got 'cm'"),
-    (
-        "p1 of another",
-        lambda: inferer(ms.RISEMasks(9, p1=0.3), ms.RISEScoring(0.5)),
-        r"`p1` 0\.3: write RISEScoring\(0\.3\)",
-    ),
     (
         "regions is a word",
         lambda: ms.region_occlusion(regions="organs", target=TARGET),
@@ -117,41 +98,17 @@ METHODS: list[Row] = [
         lambda: ms.region_occlusion(num_supervoxels=0, target=TARGET),
         r"`num_supervoxels` must be a whole",
     ),
-    ("coalitions a half", lambda: ms.region_occlusion(2.5, target=TARGET), r"`num_coalitions` must be a whole number"),
 ]
 MASKS: list[Row] = [
-    ("masks None", lambda: ms.RISEMasks(None), r"`num_masks` must be a whole number of at least 1, got None"),
-    ("p1 True", lambda: ms.RISEMasks(9, p1=True), r"`p1` must be in \[0, 1\], got True"),
-    ("seed None", lambda: ms.RISEMasks(9, seed=None), r"`seed` must be a whole number of at least 0, got None"),
-    ("window 0", lambda: ms.SlidingWindowMasks(0), r"`window_size` must be a whole number of at least 1, got 0"),
-    ("stride True", lambda: ms.SlidingWindowMasks(4, True), r"`stride` must be a whole number .*, got True"),
-    ("unit None", lambda: ms.SlidingWindowMasks(4, unit=None), r"`unit` must be one of \['mm', 'voxel'\], got None"),
-    ("channel masks of a number", lambda: ms.ChannelMasks(8), r"`masks` must be masks such as .*, got 8"),
     (
         "divide 0",
         lambda: ms.masks.PatchWindowMasks(SlidingWindowInferer(8), 0),
         r"`divide` must be a whole number of at least 1",
     ),
-    ("cell 0", lambda: ms.RandomGridMasks(9, 0), r"`cell_size` must be a whole number of at least 1, got 0"),
-    ("cell unit", lambda: ms.random_grid(target=TARGET, window_unit="cm"), r"`unit` must be one of"),
-    ("radius 0", lambda: ms.SlidingRadialMasks(0), r"`radius` must be a number above 0, got 0"),
-    ("radial stride", lambda: ms.SlidingRadialMasks(5, 2.5), r"`stride` must be a whole number .*, got 2\.5"),
-    ("radial blur", lambda: ms.SlidingRadialMasks(5, 2, -1), r"`sigma` must be at least 0, .*, got -1"),
-    (
-        "levels 0",
-        lambda: ms.multi_scale_window(levels=0, target=TARGET),
-        r"`levels` must be a whole number of at least 1",
-    ),
-    ("fills a number", lambda: ms.MCRISEMasks(9, 1.0), r"`more_fills` must be a list of fills such as .*, got 1\.0"),
     (
         "fills that read the file",
         lambda: ms.mc_rise(more_fills=[ms.ScanUnitFill(-1000, Compose([]))], target=TARGET),
         r"`more_fills` must be functions .*; one that needs the case's file is the `fill`, got a ScanUnitFill",
-    ),
-    (
-        "several fills under RISE's formula",
-        lambda: inferer(ms.MCRISEMasks(9, []), ms.RISEScoring()),
-        r"`estimator` is RISEScoring, which knows one fill, .* use MCRISEScoring\(0\.5\), or OcclusionScoring",
     ),
     (
         "MC-RISE's formula with one fill",
@@ -164,7 +121,6 @@ MASKS: list[Row] = [
 ]
 FILLS: list[Row] = [
     ("constant a word", lambda: ms.ConstantFill("0"), r"`value` must be one or several finite numbers, got '0'"),
-    ("blur 0", lambda: ms.BlurFill(0), r"`sigma` must be a number above 0, got 0"),
     ("blur NaN", lambda: ms.BlurFill(NAN), r"`sigma` must be a number above 0, got nan"),
     (
         "fill unit",
@@ -183,7 +139,6 @@ TARGETS: list[Row] = [
         lambda: ms.ClassScore([1.5], "none"),
         r"`classes` must be an index or a list of indices, got \[1\.5\]",
     ),
-    ("class of a segmentation", lambda: explain(ms.ClassScore([1], "none"), network=SEGMENTER), r"use RegionScore"),
     ("activation None", lambda: ms.ClassScore([1], None), r"`activation` must be one of .*, got None"),
     (
         "region a list",
@@ -191,41 +146,14 @@ TARGETS: list[Row] = [
         r"`region` must be 'predicted'.* got a list: write torch.as",
     ),
     (
-        "channel a half",
-        lambda: ms.RegionScore(1.5, "none"),
-        r"`channel` must be an index or a list of indices, got 1\.5",
-    ),
-    (
         "label values a number",
         lambda: ms.RegionScore(1, "none", label_values=1),
         r"`label_values` must have one entry for each",
     ),
     (
-        "components True",
-        lambda: ms.RegionScore(1, "none", components=True),
-        r"`components` must be a whole number .*, got True",
-    ),
-    ("smooth NaN", lambda: ms.DiceScore(1, "none", smooth=NAN), r"`smooth` must be a finite number, got nan"),
-    (
         "value a half",
         lambda: ms.RegressionScore(0.5),
         r"`values` must be an index or a list of indices, got 0\.5; or write 'all'",
-    ),
-    (
-        "no value",
-        lambda: ms.RegressionScore([]),
-        r"`values` must be an index or a list of indices, got \[\]; or write 'all'",
-    ),
-    (
-        "names of other values",
-        lambda: explain(ms.RegressionScore(0, ["a", "b"])),
-        r"`names` has 2 entries for 1 values",
-    ),
-    ("threshold NaN", lambda: ms.DetectionScore(NAN), r"`threshold` must be a finite number, got nan"),
-    (
-        "boxes at most 0",
-        lambda: ms.DetectionScore(max_boxes=0),
-        r"`max_boxes` must be a whole number of at least 1, got 0",
     ),
     ("keys a word", lambda: ms.DetectionScore(keys="box"), r"`keys` must name boxes, labels and scores, got 'box'"),
     (
@@ -238,11 +166,6 @@ TARGETS: list[Row] = [
         "embedding an array",
         lambda: ms.EmbeddingSimilarity(reference=np.ones(3)),
         r"`reference` must be an embedding as a tensor",
-    ),
-    (
-        "measure None",
-        lambda: ms.EmbeddingSimilarity(None),
-        r"`measure` must be one of \['correlation', .*\], got None",
     ),
 ]
 CALLS: list[Row] = [
@@ -271,22 +194,12 @@ CALLS: list[Row] = [
         lambda: ms.DictInput(None),
         r"`perturb` must be the name of an input, or a list of names, got None",
     ),
-    (
-        "positional a word",
-        lambda: ms.ArgumentInputs("a", positional="ab"),
-        r"`positional` must be a list of names, got 'ab'",
-    ),
 ]
 PIPELINES: list[Row] = [
     (
         "map by the method",
         lambda: ms.Saliency(NETWORK, ms.rise),
         r"`inferer` must be an inferer made by .*, got a function",
-    ),
-    (
-        "map of a class",
-        lambda: ms.Saliency(torch.nn.Linear, window()),
-        r"`network` must be .*class Linear: write Linear",
     ),
     (
         "device of no kind",
@@ -300,11 +213,6 @@ PIPELINES: list[Row] = [
     ),
     ("save to None", lambda: transforms.SaveSaliencyd("saliency", None), r"`output_dir` must be a path, got None"),
     (
-        "picture a word",
-        lambda: transforms.SaveSaliencyd("saliency", "out", "no"),
-        r"`picture` must be True or False, got 'no'",
-    ),
-    (
         "picture of a format",
         lambda: transforms.SaveSaliencyd("saliency", "out", picture_format="jpg"),
         r"`picture_format` must be one of \['png', 'svg'\], got 'jpg'",
@@ -313,11 +221,6 @@ PIPELINES: list[Row] = [
         "check of a word",
         lambda: transforms.CheckScand("image", "3"),
         r"`spatial_dims` must be a whole number .*, got '3'",
-    ),
-    (
-        "regions of one name",
-        lambda: transforms.LoadRegionsd(["a", "b"], "regions"),
-        r"`names` must name one place for each",
     ),
     ("cohort None", lambda: data.find_cases(None), r"`dataset_dir` must be a path, got None"),
     (
@@ -331,11 +234,8 @@ PIPELINES: list[Row] = [
         lambda: dataset(transform="load"),
         r"`transform` must be the preprocessing, .*, got 'load'",
     ),
-    ("dataset's network a class", lambda: dataset(network=torch.nn.Linear), r"`network` must be .*write Linear"),
     ("cache another word", lambda: dataset(cache="ram"), r"`cache` must be one of .*, got 'ram'"),
-    ("cache True", lambda: dataset(cache=True), r"`cache` must be one of .*, got True"),
     ("cache without a folder", lambda: dataset(cache="disk"), r"`cache_dir`|cache_dir"),
-    ("checksum a word", lambda: dataset(checksum="yes"), r"`checksum` must be True or False, got 'yes'"),
     ("split another word", lambda: data.PerturbedImages([], window(), split="all"), r"`split` must be .*, got 'all'"),
     (
         "loader of a folder",
@@ -347,7 +247,6 @@ PIPELINES: list[Row] = [
         lambda: loader(num_workers=-1),
         r"`num_workers` must be a whole number of at least 0, got -1",
     ),
-    ("loader's processes a word", lambda: loader(processes="no"), r"`processes` must be True or False, got 'no'"),
     (
         "loader's failures a file",
         lambda: loader(failures="failures.csv"),
@@ -360,7 +259,6 @@ RUNS: list[Row] = [
         lambda: handler(inferer=SimpleInferer()),
         r"`inferer` must be an inferer made by .*SimpleInferer",
     ),
-    ("handler's network", lambda: handler(network="model.pt"), r"`network` must be .*, got 'model.pt'"),
     (
         "handler's transforms",
         lambda: handler(postprocessing=[]),
@@ -377,11 +275,6 @@ RUNS: list[Row] = [
         r"`store` must be ScoreStore\(folder\), got 'scores'",
     ),
     (
-        "handler's failures a file",
-        lambda: handler(failures="f.csv"),
-        r"`failures` must be Failures\(path\), got 'f.csv'",
-    ),
-    (
         "network_id a network",
         lambda: handler(network_id=NETWORK),
         r"`network_id` must be a name of the network, in quotes, got a Sequential",
@@ -390,22 +283,6 @@ RUNS: list[Row] = [
         "save to the text null",
         lambda: transforms.SaveSaliencyd("saliency", "null"),
         "where none is meant, give an empty",
-    ),
-    ("store in the text null", lambda: ScoreStore("null"), r"`root` must be a path, got 'null': where none is meant"),
-    ("trace to the text false", lambda: trace("false").__enter__(), r"`profile` must be a path, got 'false'"),
-    ("failures' file None", lambda: Failures(None), r"`path` must be a path, got None"),
-    ("table's file 0", lambda: Summary(0), r"`path` must be a path, got 0"),
-    ("failures strict a word", lambda: Failures("f.csv", strict="no"), r"`strict` must be True or False, got 'no'"),
-    ("compare None", lambda: metrics.compare(None, None), r"`folder` must be a path, got None"),
-    (
-        "compare nothing",
-        lambda: metrics.compare("/nowhere", "/nowhere"),
-        r"/nowhere is not a folder: give the output folder",
-    ),
-    (
-        "agrees to NaN",
-        lambda: metrics.Comparison([], [], []).agrees(NAN),
-        r"`tolerance` must be a finite number, got nan",
     ),
     (
         "peak of a tensor",

@@ -132,12 +132,6 @@ def test_label_maps_of_the_batch(tmp_path: Path) -> None:
         assert len(np.unique(saliency[organs == 8])) == 1
 
 
-def by_overlay(parser: ConfigParser, **settings: Any) -> None:
-    """Explain a bundle of objects with the overlay's own file."""
-    overlay = ConfigParser.load_config_file(overlay_path("explain"))
-    ConfigParser(parser.config | overlay | settings).get_parsed_content("explain::0")  # type: ignore[operator]
-
-
 def test_our_own_bundle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Its own handler, which explains as well, is left out; the maps are those of its own run with these settings."""
     for seed in range(2):

@@ -9,7 +9,6 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-import torch
 from helpers.files import rows_of, scores_of
 from helpers.layouts import Bundle
 
@@ -48,15 +47,3 @@ def test_patches_are_remembered_under_amp(
         # Eight patches a volume; of the smaller one, windows that are not on the patches' grid touch all.
         assert int(ours["forwards"]) <= 8 * (1 if method and case == "spleen_1" else 0.7) * int(whole["forwards"])
         assert method or float(ours["predictions"]) <= 40
-
-
-class Counted(torch.nn.Module):
-    """A spleen is what is bright; the patches that are run are counted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.count += len(x)
-        return torch.cat([torch.zeros_like(x), 10 * x - 5], dim=1)

@@ -18,10 +18,6 @@ from torch.utils.data import DataLoader
 from monai_saliency.data.cached_dataset import CachedDataset
 
 
-def only(batch: list[Any]) -> Any:
-    return batch[0]
-
-
 class Digests(torch.utils.data.Dataset):
     """What a worker process reads, as seen there."""
 

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from captum.attr import Occlusion
 from helpers.estimators import bound_with_scores, map_of
+from helpers.numpy_boxes import CLASSES, BlackBox
 
+from monai_saliency import ClassScore, ConstantFill, sliding_window
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
@@ -33,3 +37,22 @@ def test_a_constant_network_gives_a_zero_occlusion_map(value: float, masks: RISE
     bound, scores, reference = bound_with_scores(masks, (9, 7), dtype=torch.float32)
     maps = map_of(OcclusionScoring(), bound, torch.full_like(scores, value), torch.full_like(reference, value))
     assert torch.equal(maps, torch.zeros(3, 9, 7))
+
+
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [((1, 12, 12), (3, 3)), ((3, 12, 20), (4, 5)), ((2, 8, 6, 9), (2, 3, 3)), ((1, 6, 6, 6), (6, 2, 3))],
+)
+@pytest.mark.parametrize("fill", [0.0, 0.7])
+def test_occlusion_equals_captum_with_magnitudes(shape: tuple[int, ...], window: tuple[int, ...], fill: float) -> None:
+    """Windows of captum start at the corner and ours are centred: both lie alike where nothing hangs over, that is
+    with a stride of one window where windows divide the image. It hides channels apart unless told otherwise.
+    """
+    image, network = torch.from_numpy(np.random.default_rng(2).normal(size=(1, *shape))), BlackBox(shape).classify
+    maps = sliding_window(window, window, target=ClassScore("all", "none"), fill=ConstantFill(fill))(image, network)
+    whole = (shape[0], *window)
+    for k in range(CLASSES):
+        theirs = Occlusion(network).attribute(image, whole, strides=whole, baselines=fill, target=k)
+        # One value for all channels of a window; float32, of which 4e-8 is reached.
+        assert torch.equal(theirs, theirs[:, :1].expand_as(theirs))
+        assert float((maps[0, k] - theirs[0, 0]).abs().max() / theirs.abs().max()) < 1e-6

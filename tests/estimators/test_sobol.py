@@ -92,10 +92,6 @@ def test_regions_of_a_label_map() -> None:
 def test_what_is_absurd_is_refused() -> None:
     with pytest.raises(ValueError, match=r"of 4096 cells or regions need 131136 forwards, .* smaller `grid_size`"):
         SobolMasks(32, 16).bind(torch.zeros(1, 32, 32, 32))
-    with pytest.raises(ValueError, match="`num_designs` must be a whole number of at least 2, got 1"):
-        SobolMasks(1)
-    with pytest.raises(ValueError, match="give `regions` or `by_label`, not both"):
-        SobolMasks(regions=lambda image, _: image, by_label=True)
     bound = GridMasks(9, 3).bind(torch.zeros(1, 8, 8))
     with pytest.raises(ValueError, match="total Sobol indices need SobolMasks, got masks of GridMasks"):
         map_of(SobolScoring(), bound, torch.zeros(9, 1), torch.zeros(1))

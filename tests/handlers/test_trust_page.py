@@ -10,7 +10,6 @@ import pytest
 from monai_saliency.handlers.trust_page import trust_page, verdict, write_trust_page
 from monai_saliency.storage.tables import SUMMARY_COLUMNS, TRUST_COLUMNS, CaseTable
 
-HEADINGS = ["Consistency", "Plausibility", "Fidelity", "Usefulness"]
 CONTROLS = ("random", "intensity", "edges", "blurred")
 
 
@@ -27,10 +26,6 @@ def a_row(case: str, **figures: Any) -> dict[str, Any]:
     for each in CONTROLS:
         row |= {f"trust_insertion_{each}": 0.5, f"trust_deletion_{each}": 0.5}
     return row | figures
-
-
-def lines_with(page: str, words: str) -> list[str]:
-    return [line for line in page.splitlines() if words in line]
 
 
 def cells(page: str, metric: str) -> list[str]:

@@ -7,7 +7,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +107,3 @@ def in_children(works: list[Callable[[], None]]) -> None:
 def behind(backend: Any) -> DiskBackend | LMDBBackend:
     """What holds the entries for good."""
     return backend.behind if isinstance(backend, MemoryBackend) else backend
-
-
-def in_threads(works: list[Callable[[], object]]) -> None:
-    with ThreadPoolExecutor(len(works)) as pool:
-        for future in [pool.submit(work) for work in works]:
-            future.result()

@@ -393,12 +393,6 @@ class TestErrors:
         with pytest.raises(TypeError, match=r"`inputs` must be floating point, got torch.int16: scale"):
             rise(4, target=LOGIT)(torch.zeros(1, 1, 9, 8, dtype=torch.int16), Classifier())
 
-    @pytest.mark.parametrize(
-        ("inputs", "match"), [(torch.zeros(1, 9, 8), r"got \(1, 9, 8\)"), (np.zeros((1, 1, 9, 8)), "got ndarray")]
-    )
-    def test_not_a_batch_of_images(self, inputs: Any, match: str) -> None:
-        with pytest.raises(ValueError, match=rf"`inputs` must be images of shape \(B, C, H, W\).*{match}"):
-            rise(4, target=LOGIT)(inputs, Classifier())
 
     def test_settings_that_do_not_fit_name_the_case(self) -> None:
         with pytest.raises(CaseError, match=r"case ct_2: `window_size` .* is larger than"):

@@ -20,8 +20,6 @@ from monai_saliency import ClassScore, Saliency, Saliencyd, channel_occlusion, s
 from monai_saliency.errors import CaseError
 from monai_saliency.transforms import CheckScand, SaveSaliencyd
 
-TOTAL = ClassScore([0], "none")
-
 
 def total(x: torch.Tensor) -> torch.Tensor:
     """A network whose score is the sum of squares, twice over for a second class."""

@@ -134,9 +134,6 @@ def test_what_lies_below_twice_its_standard_error_is_not_coloured() -> None:
     assert figure.axes[1].get_ylabel().endswith("not coloured: below 0.01, or 2 standard errors")
 
 
-AXES = (("sagittal", "x"), ("coronal", "y"), ("axial", "z"))
-
-
 def test_a_map_that_only_speaks_against_is_shown_where_it_does() -> None:
     """Its peak is a voxel of nearly 0, where nothing could be seen."""
     saliency = -np.abs(a_lesion()) - 1e-4
