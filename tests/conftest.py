@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from helpers import fork_server, nnunet
 from helpers.layouts import LAYOUTS, Bundle
+from helpers.scans import write_scans
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and processes pass that on to their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -61,6 +62,12 @@ def left() -> Callable[[], list[str]]:
     return lambda: [
         each.name for each in threading.enumerate() if each.name.startswith("Background") and each not in earlier
     ]
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> Path:
+    """Three small scans in ``cohort`` below a folder; the folder."""
+    return write_scans(tmp_path, 3)
 
 
 @pytest.fixture(scope="module")

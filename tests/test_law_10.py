@@ -21,7 +21,7 @@ from helpers.dependent import COUPLINGS, Coupled, Layered, classify, segment
 from helpers.files import maps, rows_of
 from helpers.forked_ranks import on_ranks
 from helpers.own_bundle import rank, settings
-from helpers.scans import LPS, write_scan
+from helpers.scans import write_scans
 from monai.inferers import SlidingWindowInferer
 from monai.utils import OptionalImportError
 
@@ -238,8 +238,7 @@ def test_sharing(name: str) -> None:
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two scans, and their maps of images that go through one at a time in ``alone``."""
     folder = tmp_path_factory.mktemp("law")
-    for seed in range(2):
-        write_scan(folder / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(folder, 2)
     run(folder, "alone", mask_batch_size=1)
     assert len(maps(folder / "alone")) == 2
     return folder

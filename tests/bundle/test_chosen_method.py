@@ -12,7 +12,7 @@ from helpers.files import voxels
 from helpers.own_bundle import SMALL_NET, rank, run
 from helpers.own_method import tiles
 from helpers.paths import BUNDLE
-from helpers.scans import LPS, write_scan
+from helpers.scans import write_scans
 from monai.bundle import ConfigParser
 from monai.networks.nets import DenseNet
 
@@ -115,9 +115,7 @@ def test_what_a_method_must_be_given() -> None:
 
 @pytest.fixture
 def cohort(tmp_path: Path) -> Path:
-    for seed in range(2):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
-    return tmp_path / "cohort"
+    return write_scans(tmp_path, 2) / "cohort"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from helpers.files import contents, rows_of, voxels
 from helpers.layouts import LAYOUTS, Bundle, Layout
 from helpers.own_bundle import SMALL_NET, run
 from helpers.paths import BUNDLE, BUNDLES
-from helpers.scans import AFFINES, LPS, volume, write_scan
+from helpers.scans import AFFINES, volume, write_scans
 from monai.bundle import ConfigParser
 from monai.networks.nets import DenseNet
 from monai.transforms import LoadImage
@@ -134,8 +134,7 @@ def test_label_maps_of_the_batch(tmp_path: Path) -> None:
 
 def test_our_own_bundle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Its own handler, which explains as well, is left out; the maps are those of its own run with these settings."""
-    for seed in range(2):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(tmp_path, 2)
     torch.manual_seed(0)
     torch.save(DenseNet(**SMALL_NET).state_dict(), tmp_path / "weights.pt")
     rise = {"num_masks": 9, "grid_size": 3, "mask_batch_size": 5}

@@ -13,7 +13,6 @@ import pytest
 from helpers.files import voxels
 from helpers.layouts import LAYOUTS, Bundle
 from helpers.own_bundle import BATCHES, forwards, settings
-from helpers.scans import LPS, write_scan
 
 from monai_saliency.bundle.config import Recipe
 from monai_saliency.bundle.configs import overlay_path
@@ -37,13 +36,6 @@ def _folder_and_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A recipe changes both, in its process."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def cohort(tmp_path: Path) -> Path:
-    for seed in range(3):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
-    return tmp_path
 
 
 def drive(run_id: str = "run", **settings: Any) -> Driver:

@@ -20,7 +20,7 @@ from helpers.files import maps
 from helpers.own_bundle import BATCHES, forwards, settings
 from helpers.own_pipeline import MASKS, Network, inferer, loader, plain_maps, run_page
 from helpers.paths import TESTS
-from helpers.scans import LPS, write_scan
+from helpers.scans import LPS, write_scan, write_scans
 
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.distributed.accelerate import AccelerateEngine, explain_loader
@@ -53,8 +53,7 @@ def same(rows: list[dict[str, Any]], expected: dict[str, torch.Tensor]) -> bool:
 def test_own_pipeline(tmp_path: Path) -> None:
     """Real processes: gathered in the loader's order or written by rank, with more room in a batch than images."""
     count = 3  # which divides neither five cases nor a batch of two or four
-    for seed in range(5):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(tmp_path, 5)
     write_scan(tmp_path / "one" / "s0.nii.gz", (13, 12, 14), LPS, seed=0)
     done = launch(tmp_path, count, str(TESTS / "helpers" / "accelerate_ranks.py"), str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -96,8 +95,7 @@ def test_own_pipeline(tmp_path: Path) -> None:
 
 def test_overlay(tmp_path: Path) -> None:
     """The command that users type, on a cohort with a broken scan: all is told once, by the first process."""
-    for seed in range(3):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(tmp_path, 3)
     broken = tmp_path / "cohort" / "s1.nii.gz"  # of the second process
     broken.write_bytes(broken.read_bytes()[:100])
     asked = settings(tmp_path, "out")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.own_bundle import settings
-from helpers.scans import LPS, write_scan
+from helpers.scans import write_scans
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
@@ -258,8 +258,7 @@ def test_no_cuda_device() -> None:
 
 def test_the_overlay(tmp_path: Path) -> None:
     """Maps with the bytes of the plain run's, whose scores it would also have used."""
-    for seed in range(2):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(tmp_path, 2)
     same = {"network_id": "counting"}  # else the file in which it counts tells it from the other
     monai.bundle.run(**settings(tmp_path, "plain", **same))
     shared = settings(tmp_path, "shared", saliency_devices=CPUS, **same)

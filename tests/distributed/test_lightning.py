@@ -18,7 +18,7 @@ from helpers.files import maps
 from helpers.own_bundle import BATCHES, forwards, settings
 from helpers.own_pipeline import MASKS, Network, inferer, loader, plain_maps, run_page, scans
 from helpers.paths import TESTS
-from helpers.scans import LPS, write_scan
+from helpers.scans import LPS, write_scan, write_scans
 from lightning.pytorch import Trainer
 
 from monai_saliency.bundle.configs import overlay_path
@@ -63,8 +63,7 @@ class TestOneDevice:
 
 
 def launch(tmp_path: Path, devices: int) -> list[dict[str, Any]]:
-    for seed in range(5):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(tmp_path, 5)
     write_scan(tmp_path / "one" / "s0.nii.gz", (13, 12, 14), LPS, seed=0)
     command = [TESTS / "helpers" / "lightning_ranks.py", tmp_path, devices]
     done = fork_server.run(
@@ -103,8 +102,7 @@ def test_ddp(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_overlay(tmp_path: Path) -> None:
     """The command that users type, on a cohort with a broken scan: all is told once, by the first process."""
-    for seed in range(3):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(tmp_path, 3)
     broken = tmp_path / "cohort" / "s1.nii.gz"  # of the second process
     broken.write_bytes(broken.read_bytes()[:100])
     asked = settings(tmp_path, "out", saliency_devices=2, saliency_accelerator="cpu")

@@ -16,7 +16,7 @@ import monai.bundle
 import pytest
 from helpers.files import rows_of, voxels
 from helpers.own_bundle import BATCH, BATCHES, forwards, launch, settings
-from helpers.scans import LPS, write_scan
+from helpers.scans import write_scans
 from monai.utils import OptionalImportError
 
 from monai_saliency.bundle.configs import overlay_path
@@ -25,11 +25,6 @@ from monai_saliency.sharding import units
 
 ray = pytest.importorskip("ray", reason='needs pip install "monai-saliency[ray]"')
 OVERLAY = str(overlay_path("ray"))
-
-
-def scans(tmp_path: Path, count: int) -> None:
-    for seed in range(count):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
 
 
 def shared(tmp_path: Path, out: str, seconds: float = 0.0, **overrides: object) -> dict[str, object]:
@@ -51,7 +46,7 @@ def test_maps_of_the_plain_run(
     workers: int, count: int, split: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """To the bit, however uneven the shares; and what cannot be explained is listed as in the plain run."""
-    scans(tmp_path, count)
+    write_scans(tmp_path, count)
     bad = split == "cases" and count == 5
     if bad:
         (tmp_path / "cohort" / "broken.nii.gz").write_bytes(b"no scan")
@@ -81,7 +76,7 @@ def test_maps_of_the_plain_run(
 @pytest.mark.usefixtures("cluster")
 def test_an_actor_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     """Every case is done once; at most two batches are lost besides those that vouch for stored scores."""
-    scans(tmp_path, 5)
+    write_scans(tmp_path, 5)
     monai.bundle.run(**settings(tmp_path, "plain"))
     killed = []
 
@@ -123,7 +118,7 @@ def test_an_actor_that_is_killed_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sign", [None, "SIGTERM"])
 def test_a_ray_of_its_own_ends_with_the_run(sign: str | None, tmp_path: Path) -> None:
     """Also when it is stopped, with the plain run's exit code and last line."""
-    scans(tmp_path, 4)
+    write_scans(tmp_path, 4)
     slow = 0.5 if sign else 0.0  # seconds a batch: two cases take four seconds, and so do the other two
     process = launch(
         tmp_path, "out", slow, config_file=shared(tmp_path, "out")["config_file"], saliency_num_cpus=0.5,
@@ -143,7 +138,7 @@ def test_a_ray_of_its_own_ends_with_the_run(sign: str | None, tmp_path: Path) ->
 @pytest.mark.usefixtures("cluster")
 def test_an_error_in_an_actor_reaches_the_driver(tmp_path: Path) -> None:
     """Here one that the driver itself does not meet."""
-    scans(tmp_path, 3)
+    write_scans(tmp_path, 3)
     only_there = "$'nowhere.pt' if @saliency_engine.speaks is False else ''"
     with pytest.raises(RuntimeError) as caught:
         monai.bundle.run(**shared(tmp_path, "out", saliency_max_workers=1, checkpoint=only_there))
@@ -159,7 +154,7 @@ def test_without_ray_there_is_the_pip_command(tmp_path: Path, monkeypatch: pytes
 
     found = importlib.import_module
     monkeypatch.setattr(importlib, "import_module", missing)
-    scans(tmp_path, 1)
+    write_scans(tmp_path, 1)
     with pytest.raises(RuntimeError) as caught:
         monai.bundle.run(**shared(tmp_path, "out"))
     cause = root_cause(caught.value)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.files import maps
 from helpers.own_bundle import rank, settings
-from helpers.scans import LPS, write_scan
+from helpers.scans import write_scans
 
 from monai_saliency.storage.score_store import CaseScores
 
@@ -21,8 +21,7 @@ METHOD: dict[str, Any] = {"method": "helpers.two_rounds.two_rounds", "window": 6
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three scans, and their maps in ``plain``."""
     folder = tmp_path_factory.mktemp("rounds")
-    for seed in range(3):
-        write_scan(folder / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(folder, 3)
     explain(folder, "plain")
     assert len(maps(folder / "plain")) == 3
     # Of 12^3 voxels: the scan and 8 windows of 6^3, then the 8 of 3^3 in one of them; 4 rows in each batch.

@@ -18,7 +18,7 @@ from helpers.files import contents, maps, rows_of
 from helpers.layouts import Bundle
 from helpers.own_bundle import BATCHES, forwards, rank, settings
 from helpers.paths import TESTS
-from helpers.scans import LPS, write_scan
+from helpers.scans import LPS, write_scan, write_scans
 from monai.data import DataLoader, Dataset, ThreadDataLoader
 from torch.utils.data import DistributedSampler
 
@@ -32,8 +32,7 @@ from monai_saliency.errors import root_cause
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five scans, and their maps in ``plain``; one scan in ``one``."""
     folder = tmp_path_factory.mktemp("engines")
-    for seed in range(5):
-        write_scan(folder / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(folder, 5)
     write_scan(folder / "one" / "s0.nii.gz", (13, 12, 14), LPS, seed=0)
     monai.bundle.run(**settings(folder, "plain"))
     assert len(maps(folder / "plain")) == 5

@@ -22,7 +22,7 @@ from helpers.files import voxels
 from helpers.layouts import Bundle
 from helpers.own_bundle import BATCH, BATCHES, forwards, settings
 from helpers.paths import BUNDLE, TESTS
-from helpers.scans import LPS, write_scan
+from helpers.scans import write_scans
 
 SCRIPT = BUNDLE / "slurm" / "explain.sbatch"
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
@@ -190,13 +190,7 @@ def slurm(partitions: list[str], tmp_path: Path) -> Iterator[Slurm]:
 @pytest.fixture
 def cohort(tmp_path: Path) -> Callable[[int], Path]:
     """Makes a cohort of so many scans."""
-
-    def made(num_scans: int) -> Path:
-        for seed in range(num_scans):
-            write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
-        return tmp_path
-
-    return made
+    return lambda num_scans: write_scans(tmp_path, num_scans)
 
 
 def job(cohort: Path, out: str, seconds: float = 0.0, *but: str) -> dict[str, object]:

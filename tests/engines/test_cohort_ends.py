@@ -10,15 +10,7 @@ import monai.bundle
 import pytest
 from helpers.files import rows_of
 from helpers.own_bundle import settings
-from helpers.scans import LPS, write_scan
 from monai.transforms import MapTransform
-
-
-@pytest.fixture
-def cohort(tmp_path: Path) -> Path:
-    for seed in range(3):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
-    return tmp_path
 
 
 def run(tmp_path: Path, out: str = "out", **overrides: Any) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.own_bundle import settings
-from helpers.scans import LPS, write_scan
+from helpers.scans import LPS
 from monai.data import MetaTensor, list_data_collate
 from monai.engines import IterationEvents
 from monai.transforms import Compose, Flipd
@@ -41,13 +41,6 @@ class Picky(torch.nn.Module):
         if float(x[0, 0].max()) > 1000 and predicting == self.fail_on_predict:
             raise RuntimeError("out of\npaper")
         return x.flatten(1)[:, :2]
-
-
-@pytest.fixture
-def cohort(tmp_path: Path) -> Path:
-    for seed in range(3):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
-    return tmp_path
 
 
 def run(tmp_path: Path, **overrides: Any) -> None:

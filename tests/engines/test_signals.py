@@ -13,7 +13,7 @@ import monai.bundle
 import pytest
 from helpers.files import voxels
 from helpers.own_bundle import launch, settings
-from helpers.scans import LPS, write_scan
+from helpers.scans import write_scans
 
 from monai_saliency.engines.evaluator import stoppable
 
@@ -40,9 +40,7 @@ def _nobodys_handlers() -> Iterator[None]:
 
 @pytest.fixture
 def cohort(tmp_path: Path) -> Path:
-    for seed in range(NUM_SCANS):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
-    return tmp_path
+    return write_scans(tmp_path, NUM_SCANS)
 
 
 def slowed(cohort: Path, moment: str, seconds: float) -> dict[str, object]:

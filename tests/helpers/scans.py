@@ -32,10 +32,14 @@ def write_scan(path: Path, shape: tuple[int, ...], affine: np.ndarray, seed: int
     return path
 
 
-AFFINES = [
-    np.array([[1.9, 0.3, -0.2, -20.0], [-0.25, 2.1, 0.4, 10.0], [0.2, -0.35, 2.6, 5.0], [0, 0, 0, 1]]),
-    np.diag([-1.5, -1.5, 3.0, 1.0]),
-]
+def write_scans(folder: Path, count: int) -> Path:
+    """Small scans ``s0``, ``s1``, ... in ``cohort`` below a folder; the folder."""
+    for seed in range(count):
+        write_scan(folder / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    return folder
+
+
+AFFINES = [OBLIQUE, LPS]
 
 
 def volume(

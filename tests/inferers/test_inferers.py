@@ -393,7 +393,6 @@ class TestErrors:
         with pytest.raises(TypeError, match=r"`inputs` must be floating point, got torch.int16: scale"):
             rise(4, target=LOGIT)(torch.zeros(1, 1, 9, 8, dtype=torch.int16), Classifier())
 
-
     def test_settings_that_do_not_fit_name_the_case(self) -> None:
         with pytest.raises(CaseError, match=r"case ct_2: `window_size` .* is larger than"):
             sliding_window(10, target=LOGIT).explain(images(1, 1, 9, 8), Classifier(), cases=[Case("ct_2")])

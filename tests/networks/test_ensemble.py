@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.files import rows_of
 from helpers.own_bundle import SMALL_NET, settings
-from helpers.scans import LPS, write_scan
+from helpers.scans import write_scans
 from monai.inferers import Inferer, SlidingWindowInferer
 from monai.networks.nets import DenseNet, UNet
 
@@ -130,8 +130,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 def test_the_bundle_explains_folds_and_saves_their_disagreement(tmp_path: Path) -> None:
     """On the scan's own grid; a second run goes on with the stored scores, and one network leaves no such file."""
-    for seed in range(2):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(tmp_path, 2)
     files = []
     for fold in range(3):
         torch.manual_seed(fold)

@@ -147,13 +147,6 @@ def test_workers_whose_references_differ_do_not_remove_each_others_scores_for_ev
         one.check_unchanged()
 
 
-@pytest.fixture
-def cohort(tmp_path: Path) -> Path:
-    for seed in range(3):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
-    return tmp_path
-
-
 def test_only_what_changed_is_computed_again(cohort: Path) -> None:
     """A scan, a weight or a setting changes: counted in batches. Unchanged cases run one, which vouches for them."""
     count = lambda: forwards(cohort, "out")  # noqa: E731

@@ -12,7 +12,7 @@ import monai.bundle
 import pytest
 import torch
 from helpers.own_bundle import BATCH, BATCHES, settings
-from helpers.scans import LPS, write_scan
+from helpers.scans import LPS, write_scan, write_scans
 
 from monai_saliency.utils import timing
 from monai_saliency.utils.timing import BusyMeter
@@ -29,8 +29,7 @@ def events(folder: Path) -> list[list[dict]]:
 
 def test_stages_and_operators_are_in_the_trace(tmp_path: Path) -> None:
     """Four cases of 8 batches each: with their maps and with their saving, which another thread does."""
-    for seed in range(4):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(tmp_path, 4)
     monai.bundle.run(**settings(tmp_path, "out", profile=str(tmp_path / "trace")))
     (trace,) = events(tmp_path / "trace")
     counts = Counter(event["name"] for event in trace)
@@ -44,8 +43,7 @@ def test_stages_and_operators_are_in_the_trace(tmp_path: Path) -> None:
 
 def test_a_trace_ends_after_50_batches(tmp_path: Path) -> None:
     """So that it stays small, whatever the number of masks."""
-    for seed in range(2):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(tmp_path, 2)
     monai.bundle.run(**settings(tmp_path, "out", num_masks=120, profile=str(tmp_path / "trace")))
     (trace,) = events(tmp_path / "trace")
     counts = Counter(event["name"] for event in trace)
@@ -74,8 +72,7 @@ def test_share_by_hand(waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_run_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a network that takes 20 ms. Two images of each case go through it alone, and one more to predict."""
-    for seed in range(2):
-        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scans(tmp_path, 2)
     monai.bundle.run(**settings(tmp_path, "out", seconds=0.02))
     (found,) = re.findall(r"network busy (\S+) % of the (\S+) s .* \((\d+) images\)", capsys.readouterr().out)
     share, wall, images = float(found[0]), float(found[1]), int(found[2])
