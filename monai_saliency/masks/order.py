@@ -45,8 +45,8 @@ class OrderMasks(Masks):
 
     def __init__(self, saliency: Tensor, steps: int = 20, keep: bool = False, regions: Tensor | None = None) -> None:
         values = plain(saliency).detach()
-        values = values[0] if values.ndim == 4 or (values.ndim == 3 and len(values) == 1) else values
-        if values.ndim not in (2, 3) or not values.numel() or not bool(torch.isfinite(values).all()):
+        is_one = values.ndim in (2, 3) or (values.ndim == 4 and len(values) == 1)
+        if not is_one or not values.numel() or not bool(torch.isfinite(values).all()):
             raise ValueError(f"`saliency` must be one finite map (*spatial), 2D or 3D, got {tuple(saliency.shape)}")
         self.steps = whole_number("steps", steps, 1)
         self.keep = keep
@@ -63,13 +63,14 @@ class BoundOrderMasks(BoundMasks):
 
     def __init__(self, masks: OrderMasks, image: Tensor) -> None:
         super().__init__(image)
-        if self.spatial_shape != tuple(masks.first.shape):
+        # Only the image tells a slice ``(1, Y, Z)`` of a volume from a 2D map ``(1, *spatial)``.
+        if masks.first.shape not in (self.spatial_shape, (1, *self.spatial_shape)):
             raise ValueError(
                 f"the map has the spatial shape {tuple(masks.first.shape)} and the image {self.spatial_shape}: "
                 "they must be on one grid"
             )
         self.keep = masks.keep
-        self.first = masks.first.to(self.device)
+        self.first = masks.first.reshape(self.spatial_shape).to(self.device)
         size = self.first.numel()
         taken = [0, *masks.counts[:-1]] if self.keep else masks.counts
         self.hidden_fractions = [(size - count if self.keep else count) / size for count in taken]
@@ -112,7 +113,8 @@ def _first_steps(values: Tensor, steps: int) -> tuple[Tensor, list[int]]:
 
 
 def _mean_of_regions(values: Tensor, regions: Tensor) -> Tensor:
-    place = find_regions(None, values[None], regions, None).index.flatten().cpu()
+    labels = regions[None] if regions.shape == values.shape[1:] else regions  # of a map (1, *spatial)
+    place = find_regions(None, values[None], labels, None).index.flatten().cpu()
     # Sums on the host: the order of additions on a GPU may change, and with it the order of equal regions.
     means = torch.bincount(place, values.flatten().double().cpu()) / torch.bincount(place)
     return means[place].reshape(values.shape).to(values.device)

@@ -9,20 +9,24 @@ import torch
 from monai.config import KeysCollection
 from monai.data import MetaTensor
 from monai.transforms import MapTransform, Transform
+from monai.transforms.traits import RandomizableTrait
 from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple
 
 from monai_saliency.cases import Case, case_name, image_file
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.utils.arguments import callable_network, torch_device
-from monai_saliency.utils.tensors import with_meta_of
+from monai_saliency.utils.tensors import plain, with_meta_of
 
 __all__ = ["Saliency", "Saliencyd"]
 
 
-class Saliency(Transform):
+# Of RandomizableTrait, although nothing is random: MONAI's caches stop before it. They do not notice other weights.
+class Saliency(Transform, RandomizableTrait):
     """Explains one image.
 
-    Place it after the deterministic, cached part of a pipeline: a cache runs it once an item, one item after another.
+    MONAI's caches (``CacheDataset``, ``PersistentDataset``, ``LMDBDataset``) and :class:`monai_saliency.data.CachedDataset`
+    stop before it, so the map is computed at each read, by the weights that the network has then.
+    :class:`monai_saliency.SaliencyDataset` caches maps too.
 
     Args:
         network: any callable on batches ``(B, C, *spatial)``.
@@ -80,7 +84,7 @@ class Saliency(Transform):
             (:attr:`~monai_saliency.Explanation.standard_error`); None where there is none, or it is not asked for.
         """
         image = convert_to_tensor(img, track_meta=True)
-        batch = image.as_tensor()[None]
+        batch = plain(image)[None]
         batch = batch if self.device is None else batch.to(self.device)
         others = {name: convert_to_tensor(value, device=batch.device)[None] for name, value in (held or {}).items()}
         inputs = self.inferer.inputs.join(batch, others)
@@ -93,7 +97,7 @@ class Saliency(Transform):
         )
 
 
-class Saliencyd(MapTransform):
+class Saliencyd(MapTransform, RandomizableTrait):
     """Dictionary form of :class:`Saliency`.
 
     Args:

@@ -272,7 +272,7 @@ class SaveSaliencyd(MapTransform):
             raise CaseError(
                 str(data["case"]),
                 f"the scan of the map {key!r} is not known: the map must be a MetaTensor whose `filename_or_obj` is "
-                "the scan's file, as Saliencyd returns for a scan of LoadImaged",
+                "the scan's file, as Saliencyd returns for a scan of LoadImaged with monai.data.set_track_meta(True)",
             )
         return _scan_grid(data[key])
 

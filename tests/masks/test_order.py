@@ -59,6 +59,8 @@ def test_regions_go_at_once_in_the_order_of_their_mean() -> None:
     regions = torch.tensor([[[3, 3, 8], [0, 8, 0]]])  # means 4.5, 5 and 1.5
     bound = OrderMasks(saliency, 100, regions=regions).bind(torch.zeros(1, 2, 3))
     hidden = (1 - bound.render(range(3)))[:, 0].int().tolist()
+    again = OrderMasks(saliency[None], 100, regions=regions[0]).bind(torch.zeros(1, 2, 3))
+    assert torch.equal(again.render(range(3)), bound.render(range(3)))
     assert hidden == [[[0, 0, 1], [0, 1, 0]], [[1, 1, 1], [0, 1, 0]], [[1, 1, 1], [1, 1, 1]]]
 
 
@@ -87,5 +89,7 @@ def test_subsets_have_as_many_cells_each_alike_often() -> None:
 
 
 def test_mistakes() -> None:
+    with pytest.raises(ValueError, match=r"must be one finite map \(\*spatial\), 2D or 3D, got \(2, 3, 4, 5\)"):
+        OrderMasks(torch.ones(2, 3, 4, 5))
     with pytest.raises(ValueError, match=r"the label map has shape \(1, 9, 15\)"):
         OrderMasks(torch.ones(9, 16), regions=torch.ones(1, 9, 15))

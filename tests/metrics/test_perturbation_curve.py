@@ -17,7 +17,7 @@ import monai_saliency as ms
 from monai_saliency.metrics import Deletion, Insertion
 
 TARGET = ms.ClassScore([0, 1], "none")
-SHAPES = {2: (9, 8), 3: (6, 5, 7)}
+SHAPES = {2: (9, 8), 3: (6, 5, 7), 1: (1, 5, 7)}  # the last: a slice, saved as a volume
 
 
 def network_of(dims: int, channels: int = 2) -> torch.nn.Module:
@@ -58,13 +58,13 @@ def slow_curve(
 
 @pytest.mark.parametrize("fill", [None, ms.MeanFill(), ms.BlurFill(1.0)])
 @pytest.mark.parametrize("metric", [Deletion, Insertion])
-@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("dims", [2, 3, 1])
 def test_equals_plain_loops(metric: type, dims: int, fill: Any) -> None:
     network, (maps, images) = network_of(dims), case_of(dims)
     inferer = ms.rise(5, 3, target=TARGET, fill=ms.ConstantFill(0.2), mask_batch_size=3)
     measured = metric(inferer.replace(fill=fill) if fill else inferer, network, steps=6)
     curves = measured.curves(maps, images)
-    found = measured(maps, images)
+    found = measured([*maps], [*images]) if dims == 1 else measured(maps, images)  # channel-first items, or a batch
     assert found.shape == (2, 2)
     for b, k in np.ndindex(2, 2):
         filled = (fill or ms.ConstantFill(0.2))(images)[b].numpy()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from monai.data import MetaTensor
+from monai.data import CacheDataset, LMDBDataset, MetaTensor, PersistentDataset, set_track_meta
 from monai.transforms import (
     Compose,
     EnsureChannelFirstd,
     LoadImaged,
+    ScaleIntensityd,
     Spacingd,
 )
 
 from monai_saliency import ClassScore, Saliency, Saliencyd, channel_occlusion, sliding_window
+from monai_saliency.data import CachedDataset
 from monai_saliency.errors import CaseError
 from monai_saliency.transforms import CheckScand, SaveSaliencyd
 
@@ -94,6 +97,28 @@ class TestSaliency:
         saliency.applied_operations.clear()
         assert image.applied_operations
         assert torch.equal(image, before)
+
+
+    @pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+    def test_without_meta_data_the_map_is_the_same(self, kind: Any, request: pytest.FixtureRequest) -> None:
+        request.addfinalizer(lambda: set_track_meta(True))
+        image = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(0))
+        set_track_meta(False)
+        saliency = Saliency(total, EXPLAIN)(kind(image))
+        for top, left in product((0, 2), repeat=2):
+            block = float((image[0, top : top + 2, left : left + 2] ** 2).sum())
+            assert saliency[0, top + 1, left].item() == pytest.approx(block, rel=1e-4)
+
+    @pytest.mark.parametrize("dataset", [PersistentDataset, LMDBDataset, CacheDataset, CachedDataset])
+    def test_caches_of_preprocessed_scans_hold_no_map(self, dataset: Any, tmp_path: Path) -> None:
+        """They notice no other weights: the map of a score ``w * sum`` must change with ``w``."""
+        network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1, bias=False))
+        steps = Compose([ScaleIntensityd("image"), Saliencyd("image", network, sliding_window(1, 1, target=TOTAL))])
+        folder = {"cache_dir": tmp_path} if dataset in (PersistentDataset, LMDBDataset) else {}
+        data = dataset([{"case": "a", "image": torch.tensor([[[0.0, 4.0], [1.0, 2.0]]])}], steps, **folder)
+        for weight in (1.0, -3.0):
+            torch.nn.init.constant_(network[1].weight, weight)
+            assert data[0]["image_saliency"].flatten().tolist() == [0, weight, weight / 4, weight / 2]
 
 
 class TestSaliencyd:
