@@ -28,11 +28,21 @@ from monai.transforms import LoadImage, LoadImaged
 from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 from nibabel.spatialimages import SpatialImage
 
-from monai_saliency.errors import AdviceError, OutputError
+from monai_saliency.errors import AdviceError, CaseError, OutputError
 from monai_saliency.storage.dicom import holds_series, read_series, series_files
 from monai_saliency.utils.arguments import require
 
-__all__ = ["NIFTI", "ScanReader", "atomic_path", "check_readers", "format_of", "load_image", "load_label", "load_scan"]
+__all__ = [
+    "NIFTI",
+    "ScanReader",
+    "atomic_path",
+    "case_file",
+    "check_readers",
+    "format_of",
+    "load_image",
+    "load_label",
+    "load_scan",
+]
 __all__ += ["locked", "remove_stale", "scan_loader", "scan_stem", "temporary_path"]
 
 logger = logging.getLogger(__name__)
@@ -187,6 +197,16 @@ def load_label(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 # Writing. -------------------------------------------------------------------------------------------------------------
+
+
+def case_file(folder: Path, case: str, ending: str) -> Path:
+    """The file of a case below an output folder. CaseError for a name that leads out of the folder."""
+    if ".." in Path(case).parts or Path(case).is_absolute():
+        raise CaseError(
+            case,
+            f"its name leads out of {folder}, so nothing is written: give its item a `case` without '..' or a root",
+        )
+    return folder / f"{case}{ending}"
 
 
 @contextmanager

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from monai_saliency.sharding import Part
-from monai_saliency.storage.files import atomic_path, locked
+from monai_saliency.storage.files import atomic_path, case_file, locked
 from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.tensors import to_host
 from monai_saliency.utils.timing import Timestamp
@@ -49,7 +49,7 @@ class ScoreStore:
         """
         # Hidden, so that no case below a folder of this name, such as "a/lock" beside "a", has its folder there.
         name = ".lock" if part is None or part.count == 1 else f".lock-{part.index}-of-{part.count}"
-        return locked(self.root / case / name, wait=False)
+        return locked(case_file(self.root, case, "") / name, wait=False)
 
     def open(self, case: str, key: str) -> CaseScores:
         """The scores of a case under a key, a hash of everything that decides them. Other keys are not touched."""

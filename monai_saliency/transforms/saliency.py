@@ -24,9 +24,9 @@ __all__ = ["Saliency", "Saliencyd"]
 class Saliency(Transform, RandomizableTrait):
     """Explains one image.
 
-    MONAI's caches (``CacheDataset``, ``PersistentDataset``, ``LMDBDataset``) and :class:`monai_saliency.data.CachedDataset`
-    stop before it, so the map is computed at each read, by the weights that the network has then.
-    :class:`monai_saliency.SaliencyDataset` caches maps too.
+    MONAI's caches (``CacheDataset``, ``PersistentDataset``, ``LMDBDataset``) and
+    :class:`monai_saliency.data.CachedDataset` stop before it, so the map is computed at each read, with the weights
+    that the network has then. :class:`monai_saliency.SaliencyDataset` caches maps too.
 
     Args:
         network: any callable on batches ``(B, C, *spatial)``.

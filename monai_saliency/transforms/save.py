@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -24,7 +24,7 @@ from scipy import ndimage
 from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError, OutputError
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.storage.files import atomic_path, load_image, load_label, load_scan
+from monai_saliency.storage.files import atomic_path, case_file, load_image, load_label, load_scan
 from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers
 from monai_saliency.visualize.legend import Legend, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture
@@ -151,7 +151,8 @@ class SaveSaliencyd(MapTransform):
 
     Raises:
         ValueError: when ``scale`` is not a number above 0, or ``picture_format`` is another one.
-        CaseError: when called, if a map's shape or affine differs from the grid's, or if the scan's file is unknown.
+        CaseError: when called, if a map's shape or affine differs from the grid's, if the scan's file is unknown, or if
+            the case's name leads out of the output folder.
 
     Example::
 
@@ -253,7 +254,8 @@ class SaveSaliencyd(MapTransform):
 
     def withdraw(self, case: str) -> None:
         """Remove a case's maps and pictures, which an earlier run may have written."""
-        self._remove(case, ())
+        with suppress(CaseError):  # of a name for which nothing was written
+            self._remove(case, ())
         _unlink(kept_path(self.output_dir, case))
 
     def _remove(self, case: str, written: Collection[Path]) -> None:
@@ -262,7 +264,7 @@ class SaveSaliencyd(MapTransform):
                 _unlink(path)
 
     def _path(self, case: str, key: Hashable, ending: str) -> Path:
-        return self.output_dir / f"{case}_{key}.{ending}"
+        return case_file(self.output_dir, case, f"_{key}.{ending}")
 
     def _grid(self, data: Mapping[Hashable, Any], key: Hashable) -> _Grid:
         """The grid that a case's map must lie on."""

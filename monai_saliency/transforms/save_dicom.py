@@ -6,6 +6,7 @@ import glob
 import os
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
@@ -22,7 +23,7 @@ from monai.transforms import MapTransform
 from monai_saliency.cases import case_name
 from monai_saliency.errors import AdviceError, CaseError
 from monai_saliency.storage.dicom import holds_series, series_files, sorted_series, volume_of
-from monai_saliency.storage.files import atomic_path
+from monai_saliency.storage.files import atomic_path, case_file
 from monai_saliency.targets.base import label_name
 from monai_saliency.transforms.save import error_key
 from monai_saliency.utils.arguments import a_path, flag, positive_numbers, require
@@ -113,7 +114,7 @@ class SaveDicomd(MapTransform):
             text = f"saliency for {labels[i]}" if len(labels) == len(maps) else "saliency"
             # 64 characters that every archive knows, without the backslash that parts values.
             label = text.encode("ascii", "replace").decode().replace("\\", "/")[:64]
-            base = self.output_dir / f"{case}_{key}{f'_{i + 1}' * (len(maps) > 1)}"
+            base = case_file(self.output_dir, case, f"_{key}{f'_{i + 1}' * (len(maps) > 1)}")
             one = MetaTensor(torch.from_numpy(maps[i : i + 1]), affine=saliency.affine)
             save_parametric_map(base.with_name(f"{base.name}.dcm"), one, files, label=label)
             errors = None if error is None else error[i : i + 1].numpy(force=True)
@@ -121,9 +122,10 @@ class SaveDicomd(MapTransform):
 
     def withdraw(self, case: str) -> None:
         """Remove what an earlier run may have written of a case."""
-        for key, number, ending in product(self.keys, ("", "_[0-9]*"), (".dcm", "_colour")):
-            for path in glob.glob(glob.escape(str(self.output_dir / f"{case}_{key}")) + number + ending):
-                shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+        with suppress(CaseError):  # of a name for which nothing was written
+            for key, number, ending in product(self.keys, ("", "_[0-9]*"), (".dcm", "_colour")):
+                for path in glob.glob(glob.escape(str(case_file(self.output_dir, case, f"_{key}"))) + number + ending):
+                    shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 
 def save_parametric_map(

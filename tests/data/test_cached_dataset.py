@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 import torch
 from helpers.cached_cohort import FILED, KINDS, all_once, dataset, expected, preprocessing, scan
@@ -44,6 +45,15 @@ def test_cold_and_warm(cohort: Path, cache: str, computed: Any) -> None:
     assert isinstance(image, MetaTensor)
     assert image.meta["filename_or_obj"].endswith("a.nii.gz")
     assert len(image.applied_operations) == 3
+
+
+def test_no_database_stays_open(cohort: Path) -> None:
+    """LMDB refuses to open one twice in a process."""
+    read = dataset(cohort, "lmdb")
+    assert len(list(read)) == 4
+    with lmdb.open(str(cohort.parent / "cache/cache.lmdb"), subdir=False, lock=False) as environment:
+        assert environment.stat()["entries"] == 4
+    assert read[0]["case"] == "a"
 
 
 @pytest.mark.parametrize("cache", ["memory", "lmdb"])

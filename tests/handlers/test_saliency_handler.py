@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from monai.data import MetaTensor, list_data_collate
-from monai.transforms import MapTransform
+from monai.transforms import Compose, MapTransform
 
 from monai_saliency.engines import CohortEvaluator
 from monai_saliency.errors import CaseError
@@ -20,6 +20,7 @@ from monai_saliency.methods import rise, sliding_window
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
 from monai_saliency.targets import ClassScore, DetectionScore
+from monai_saliency.transforms import SaveDicomd, SaveSaliencyd
 
 IMAGES = torch.stack([torch.full((1, 6, 6, 6), value) for value in (0.5, 1.0)])
 
@@ -108,6 +109,34 @@ def test_a_case_whose_standard_error_fails(listed: bool, tmp_path: Path) -> None
     assert case["case"] == "ct_2"
     assert torch.equal(torch.as_tensor(case["error"]), case["explanation"].standard_error)
     assert case["error"].shape == (1, 6, 6, 6)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_name_that_leads_out_of_the_folder_is_refused(stored: bool, tmp_path: Path) -> None:
+    """Nothing is written or removed outside, and the cases after it are explained."""
+    inside, beside = tmp_path / "a/out", tmp_path / "a/x_saliency.nii.gz"
+    names = ["../x", f"{tmp_path}/y", "b/../../../x", "sub/z"]
+    items = [{"image": MetaTensor(IMAGES[0]), "grid": IMAGES[0], "case": name} for name in names]
+    beside.parent.mkdir()
+    beside.write_text("of somebody else")
+    writers = Compose([SaveSaliencyd("saliency", inside, grid_key="grid"), SaveDicomd("saliency", inside, dicom=False)])
+    settings: dict[str, Any] = {"failures": Failures(inside / "failures.csv")}
+    settings |= {"store": ScoreStore(inside / "scores"), "network_id": "brightness"} if stored else {}
+    handler: Any = SaliencyHandler(
+        sliding_window(3, 3, target=ClassScore([0], "none")), brightness, writers, **settings
+    )
+    batch = list_data_collate(items)
+    handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
+    handler.finish()
+    failed = {row["case"]: row["error"] for row in handler.failures.read()}
+    assert set(failed) == set(names[:3])
+    assert all(
+        f"its name leads out of {inside}" in error and "give its item a `case`" in error for error in failed.values()
+    )
+    assert beside.read_text() == "of somebody else"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["out", "x_saliency.nii.gz"]
+    assert (inside / "sub/z_saliency.nii.gz").is_file()
 
 
 def test_a_case_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:

@@ -98,7 +98,6 @@ class TestSaliency:
         assert image.applied_operations
         assert torch.equal(image, before)
 
-
     @pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
     def test_without_meta_data_the_map_is_the_same(self, kind: Any, request: pytest.FixtureRequest) -> None:
         request.addfinalizer(lambda: set_track_meta(True))
