@@ -31,6 +31,7 @@ def total(x: torch.Tensor) -> torch.Tensor:
 
 
 EXPLAIN = sliding_window(2, 2, target=ClassScore([0, 1], "none"))
+EXPLAIN_VOXELS = sliding_window(1, 1, target=ClassScore([0], "none"))
 
 
 def oblique_affine() -> np.ndarray:
@@ -112,7 +113,7 @@ class TestSaliency:
     def test_caches_of_preprocessed_scans_hold_no_map(self, dataset: Any, tmp_path: Path) -> None:
         """They notice no other weights: the map of a score ``w * sum`` must change with ``w``."""
         network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1, bias=False))
-        steps = Compose([ScaleIntensityd("image"), Saliencyd("image", network, sliding_window(1, 1, target=TOTAL))])
+        steps = Compose([ScaleIntensityd("image"), Saliencyd("image", network, EXPLAIN_VOXELS)])
         folder = {"cache_dir": tmp_path} if dataset in (PersistentDataset, LMDBDataset) else {}
         data = dataset([{"case": "a", "image": torch.tensor([[[0.0, 4.0], [1.0, 2.0]]])}], steps, **folder)
         for weight in (1.0, -3.0):
