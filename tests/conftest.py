@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import fork_server, nnunet
+from helpers import nnunet
 from helpers.layouts import LAYOUTS, Bundle
 from helpers.scans import write_scans
 
@@ -72,7 +72,7 @@ def cohort(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """One Ray for the tests that are not about how it is started; its workers are forked."""
+    """One Ray for the tests that are not about how it is started."""
     ray = pytest.importorskip("ray", reason='needs pip install "monai-saliency[ray]"')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -85,7 +85,6 @@ def cluster() -> Iterator[None]:
             include_dashboard=False,
             object_store_memory=100 * 2**20,
             log_to_driver=False,
-            runtime_env={"py_executable": fork_server.python()},
         )
     yield
     ray.shutdown()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import fork_server
+from helpers import commands
 from helpers.paths import BUNDLE, ROOT
 from monai.bundle import ConfigParser, ConfigWorkflow
 from monai.bundle.properties import TrainProperties
@@ -50,7 +50,7 @@ def test_training_runs_by_its_command(tmp_path: Path) -> None:
     few = {"dataset_dir": tmp_path / "data", "ckpt_path": tmp_path / "model.pt", "num_training": 8, "num_validation": 2}
     few |= {"epochs": 2, "val_interval": 1, "device": "cpu"}
     command = [*line.split(), *(word for name, value in few.items() for word in (f"--{name}", str(value)))]
-    done = fork_server.run(command, cwd=ROOT)
+    done = commands.run(command, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"epoch 2: loss \d", done.stdout)
     assert re.search(r"held-out accuracy: \d\.\d+ of 2 scans", done.stdout)

@@ -14,7 +14,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers import fork_server
+from helpers import commands
 from helpers.own_bundle import SMALL_NET, run
 from helpers.paths import BUNDLE, CONFIGS, SCHEMA
 from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
@@ -226,7 +226,7 @@ def test_command_line_ends_with_the_cause(cohort: Path, checkpoint: Path, tmp_pa
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert re.match(r"error: 1 case without a map, see .*failures.csv; the first is case z_broken: 1 of its vox", last)
-    done = fork_server.run([*command[1:], "--strict", "true"], cwd=tmp_path)
+    done = commands.run([*command[1:], "--strict", "true"], cwd=tmp_path)
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].startswith("error: case z_broken: 1 of its voxels are NaN")
     assert (tmp_path / "out" / "c_saliency.nii.gz").is_file()

@@ -12,7 +12,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers import fork_server
+from helpers import commands
 from helpers.paths import ROOT, TESTS
 from scipy import ndimage
 
@@ -209,7 +209,7 @@ def demo_run(tmp_path: Path) -> Path:
     command = ["-m", "monai.bundle", "run", "--bundle_root", "bundle"]
     command += ["--config_file", "bundle/configs/inference.yaml", "--output_dir", tmp_path / "eval"]
     command += ["--demo_dir", tmp_path / "demo", "--dataset_dir", tmp_path / "demo"]
-    done = fork_server.run(command, cwd=ROOT)
+    done = commands.run(command, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     return tmp_path
 
@@ -265,7 +265,7 @@ def assert_picture(path: Path) -> None:
 def peak(*arguments: object) -> float:
     """The largest resident memory of a process of the benchmark, in MiB."""
     script = TESTS / "benchmarks" / "memory.py"
-    return float((fork_server.run([script, "--inside", json.dumps(arguments)], check=True).stdout or "").split()[-1])
+    return float((commands.run([script, "--inside", json.dumps(arguments)], check=True).stdout or "").split()[-1])
 
 
 @pytest.mark.slow

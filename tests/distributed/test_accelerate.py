@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +13,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from helpers import fork_server
+from helpers import commands
 from helpers.files import maps
-from helpers.own_bundle import BATCHES, forwards, settings
+from helpers.own_bundle import BATCHES, environment_of, forwards, run_broken_cohort, settings
 from helpers.own_pipeline import MASKS, Network, inferer, loader, plain_maps, run_page
 from helpers.paths import TESTS
 from helpers.scans import LPS, write_scan, write_scans
 
-from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.distributed.accelerate import AccelerateEngine, explain_loader
 
 
@@ -34,13 +31,12 @@ def _as_if_new() -> Iterator[None]:
     GradientState._reset_state()
 
 
-def launch(tmp_path: Path, count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+def launch(tmp_path: Path, count: int, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """As on GPUs: on the CPU alone Accelerate starts one process, or needs MPI to start more."""
     command = ["-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", str(count)]
     command += ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     command += ["--main_process_port", "0", *arguments]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
-    return fork_server.run(command, env=environment, cwd=tmp_path, timeout=300, executable=fork_server.python())
+    return commands.run(command, env=environment_of(tmp_path), cwd=tmp_path, timeout=300)
 
 
 def same(rows: list[dict[str, Any]], expected: dict[str, torch.Tensor]) -> bool:
@@ -55,7 +51,7 @@ def test_own_pipeline(tmp_path: Path) -> None:
     count = 3  # which divides neither five cases nor a batch of two or four
     write_scans(tmp_path, 5)
     write_scan(tmp_path / "one" / "s0.nii.gz", (13, 12, 14), LPS, seed=0)
-    done = launch(tmp_path, count, str(TESTS / "helpers" / "accelerate_ranks.py"), str(tmp_path))
+    done = launch(tmp_path, count, [str(TESTS / "helpers" / "accelerate_ranks.py"), str(tmp_path)])
     assert done.returncode == 0, done.stderr
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(count)]
     assert [(found["rank"], found["world_size"]) for found in ranks] == [(i, count) for i in range(count)]
@@ -94,22 +90,7 @@ def test_own_pipeline(tmp_path: Path) -> None:
 
 
 def test_overlay(tmp_path: Path) -> None:
-    """The command that users type, on a cohort with a broken scan: all is told once, by the first process."""
-    write_scans(tmp_path, 3)
-    broken = tmp_path / "cohort" / "s1.nii.gz"  # of the second process
-    broken.write_bytes(broken.read_bytes()[:100])
-    asked = settings(tmp_path, "out")
-    del asked["device"]
-    asked["config_file"] = repr([asked["config_file"], str(overlay_path("accelerate"))])
-    arguments = ["-m", "monai.bundle", "run"]
-    for name, value in asked.items():
-        arguments += [f"--{name}", value if isinstance(value, str) else repr(value)]
-    done = launch(tmp_path, 2, *arguments)
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.count("cohort: cases 2, failures 1,") == 1, done.stdout
-    assert done.stderr.count("error: 1 case without a map") == 1
-    assert len(maps(tmp_path / "out")) == 2
-    assert forwards(tmp_path, "out") == 2 * BATCHES
+    run_broken_cohort(tmp_path, "accelerate", lambda command: launch(tmp_path, 2, command))
 
 
 @pytest.mark.usefixtures("_as_if_new")

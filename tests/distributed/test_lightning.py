@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,14 @@ from typing import Any
 import monai.bundle
 import pytest
 import torch
-from helpers import fork_server
+from helpers import commands
 from helpers.files import maps
-from helpers.own_bundle import BATCHES, forwards, settings
+from helpers.own_bundle import BATCHES, environment_of, forwards, run_broken_cohort, settings
 from helpers.own_pipeline import MASKS, Network, inferer, loader, plain_maps, run_page, scans
 from helpers.paths import TESTS
 from helpers.scans import LPS, write_scan, write_scans
 from lightning.pytorch import Trainer
 
-from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.distributed.lightning import LightningEngine, SaliencyModule
 
 
@@ -32,10 +29,8 @@ def trainer(**more: Any) -> Trainer:
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    path = os.pathsep.join([str(TESTS), *sys.path])
-    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
     # Below the ports that the system hands out by itself, which may be another process's by the time one is used.
-    return os.environ | own | {"MASTER_PORT": str(random.SystemRandom().randrange(20000, 32000))}
+    return environment_of(tmp_path) | {"MASTER_PORT": str(random.SystemRandom().randrange(20000, 32000))}
 
 
 def by_case(predictions: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -66,9 +61,7 @@ def launch(tmp_path: Path, devices: int) -> list[dict[str, Any]]:
     write_scans(tmp_path, 5)
     write_scan(tmp_path / "one" / "s0.nii.gz", (13, 12, 14), LPS, seed=0)
     command = [TESTS / "helpers" / "lightning_ranks.py", tmp_path, devices]
-    done = fork_server.run(
-        command, env=environment(tmp_path), cwd=tmp_path, timeout=300, executable=fork_server.python()
-    )
+    done = commands.run(command, env=environment(tmp_path), cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     return [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(devices)]
 
@@ -101,24 +94,10 @@ def test_ddp(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_overlay(tmp_path: Path) -> None:
-    """The command that users type, on a cohort with a broken scan: all is told once, by the first process."""
-    write_scans(tmp_path, 3)
-    broken = tmp_path / "cohort" / "s1.nii.gz"  # of the second process
-    broken.write_bytes(broken.read_bytes()[:100])
-    asked = settings(tmp_path, "out", saliency_devices=2, saliency_accelerator="cpu")
-    del asked["device"]
-    asked["config_file"] = repr([asked["config_file"], str(overlay_path("lightning"))])
-    command = [sys.executable, "-m", "monai.bundle", "run"]
-    for name, value in asked.items():
-        command += [f"--{name}", value if isinstance(value, str) else repr(value)]
-    done = subprocess.run(
-        command, env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.count("cohort: cases 2, failures 1,") == 1
-    assert done.stderr.count("error: 1 case without a map") == 1
-    assert len(maps(tmp_path / "out")) == 2
-    assert forwards(tmp_path, "out") == 2 * BATCHES
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        return commands.run(command, env=environment(tmp_path), cwd=tmp_path, timeout=300)
+
+    run_broken_cohort(tmp_path, "lightning", run, saliency_devices=2, saliency_accelerator="cpu")
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["cohort", "matplotlib", "out"]
 
 

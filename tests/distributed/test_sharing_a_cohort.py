@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import copy
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import monai.bundle
 import pytest
 import torch
-from helpers import fork_server
+from helpers import commands
 from helpers.files import contents, maps, rows_of
 from helpers.layouts import Bundle
-from helpers.own_bundle import BATCHES, forwards, rank, settings
-from helpers.paths import TESTS
+from helpers.own_bundle import BATCHES, environment_of, forwards, rank, run_broken_cohort, settings
 from helpers.scans import LPS, write_scan, write_scans
 from monai.data import DataLoader, Dataset, ThreadDataLoader
 from torch.utils.data import DistributedSampler
 
-from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.distributed import RankEngine, SlurmEngine, local_device
 from monai_saliency.distributed.base import in_order, take
 from monai_saliency.errors import root_cause
@@ -89,33 +84,17 @@ def test_parts_need_a_store(cohort: Path) -> None:
     assert "its scores cannot be kept, so parts cannot come together" in str(root_cause(caught.value))
 
 
-def torchrun(count: int, *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    command += ["-m", "monai.bundle", "run", *arguments]
-    for name, value in settings.items():
-        command += [f"--{name}", value if isinstance(value, str) else repr(value)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-    environment |= {"OMP_NUM_THREADS": "1"}
-    return fork_server.run(command, env=environment, executable=fork_server.python())
-
-
-def test_torchrun(cohort: Path) -> None:
+def test_torchrun(cohort: Path, tmp_path: Path) -> None:
     """Two real processes, one of which has a broken scan: it still waits for the other, and each case ends once."""
-    broken = cohort / "broken"
-    for seed in range(4):
-        write_scan(broken / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
-    (broken / "s1.nii.gz").write_bytes((broken / "s1.nii.gz").read_bytes()[:100])
-    asked = settings(cohort, "torchrun", dataset_dir=str(broken))
-    del asked["device"]
-    asked["config_file"] = repr([asked["config_file"], str(overlay_path("torchrun"))])
-    done = torchrun(2, **asked)
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.count("cohort: cases 3, failures 1,") == 1, done.stdout
-    assert "1 case without a map" in done.stderr
-    assert [row["case"] for row in rows_of(cohort / "torchrun" / "failures.csv")] == ["s1"]
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        return commands.run([*start, *command], env=environment_of(tmp_path))
+
+    run_broken_cohort(tmp_path, "torchrun", run)
+    assert [row["case"] for row in rows_of(tmp_path / "out" / "failures.csv")] == ["s1"]
     plain = maps(cohort / "plain")
-    assert maps(cohort / "torchrun") == {name: plain[name] for name in plain if name[:2] in ("s0", "s2", "s3")}
-    assert forwards(cohort, "torchrun") == 3 * BATCHES
+    assert maps(tmp_path / "out") == {name: plain[name] for name in plain if name[:2] in ("s0", "s2")}
 
 
 @pytest.mark.parametrize(

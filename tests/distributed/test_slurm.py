@@ -17,7 +17,6 @@ from typing import Any
 
 import monai.bundle
 import pytest
-from helpers import fork_server
 from helpers.files import voxels
 from helpers.layouts import Bundle
 from helpers.own_bundle import BATCH, BATCHES, forwards, settings
@@ -115,10 +114,9 @@ class Slurm:
         self.folder = folder
         self.jobs: list[str] = []
 
-    def submit(self, *options: str, script: Path = SCRIPT, real: bool = False, **given: object) -> str:
-        """Submit a job with these variables, and Python itself where it shall be ``real``; its number."""
-        python = sys.executable if real else fork_server.python()
-        environment = os.environ | {"PYTHON": python, "MPLCONFIGDIR": str(self.folder / "matplotlib")}
+    def submit(self, *options: str, script: Path = SCRIPT, **given: object) -> str:
+        """Submit a job with these variables; its number."""
+        environment = os.environ | {"PYTHON": sys.executable, "MPLCONFIGDIR": str(self.folder / "matplotlib")}
         environment |= {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
         export = ",".join(["ALL", *(f"{name}={value}" for name, value in given.items())])
         command = ["sbatch", "--parsable", f"--chdir={self.folder}", f"--export={export}", *options, str(script)]
@@ -238,8 +236,7 @@ def test_stopped_and_resumed(
         pytest.skip("no partition `urgent`, as that of .ci/slurm, preempts jobs here")
     root = cohort(3)
     given = job(root, "out", 0.2) | {"OUTPUT_DIR": root / "out"}
-    # What cannot be handed on hits the processes themselves.
-    number = slurm.submit("--ntasks=2", real=way == "killed", **given)
+    number = slurm.submit("--ntasks=2", **given)
     for kill in range(kills):
         before = forwards(root, "out")
         slurm.until(lambda before=before: forwards(root, "out") >= before + 5, number)  # type: ignore[misc]

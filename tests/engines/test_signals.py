@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import monai.bundle
 import pytest
@@ -21,8 +20,6 @@ NUM_SCANS = 4
 
 
 WORKERS = {"no workers": {"num_workers": 0}, "threads": {"num_workers": 2}}
-
-
 WORKERS["processes"] = {"num_workers": 2, "processes": True}
 
 
@@ -78,26 +75,22 @@ def alive(group: int) -> list[str]:
     return found
 
 
-#: as a user's Ctrl-C in a terminal, which all processes of the run get
-REAL = ("forward", "processes", "SIGINT to all")
-
-
-def matrix() -> list[Any]:
-    """Each moment, loader of scans and signal at least once."""
-    others = [("saving", "threads", "SIGTERM"), ("loading", "threads", "SIGINT")]
-    others += [("loading", "no workers", "SIGTERM to all"), ("forward", "no workers", "SIGTERM")]
-    return [REAL, *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
+#: each moment, loader of scans and signal at least once; the first as a user's Ctrl-C in a terminal, which all
+#: processes of the run get
+STOPS = [("forward", "processes", "SIGINT to all"), ("saving", "threads", "SIGTERM"), ("loading", "threads", "SIGINT")]
+STOPS += [("loading", "no workers", "SIGTERM to all"), ("forward", "no workers", "SIGTERM")]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
-@pytest.mark.parametrize(("moment", "workers", "sign"), matrix())
+@pytest.mark.parametrize(
+    ("moment", "workers", "sign"), [STOPS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in STOPS[1:])]
+)
 def test_a_stopped_run_leaves_nothing_and_goes_on(moment: str, workers: str, sign: str, cohort: Path) -> None:
     number = signal.SIGTERM if "SIGTERM" in sign else signal.SIGINT
     process = launch(
         cohort,
         "out",
         0.1 if moment == "forward" else 0.0,
-        real=(moment, workers, sign) == REAL,
         **slowed(cohort, moment, 0.3),
         **WORKERS[workers],  # type: ignore[arg-type]
     )

@@ -31,20 +31,12 @@ from monai_saliency.visualize.legend import is_noise
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In an empty folder, with no word about MLflow from outside; whatever connects to another machine fails."""
     asked = []
-    connect = socket.socket.connect
 
     def refuse(*address: Any, **_: Any) -> None:
         asked.append(address)
         raise OSError("no network")
 
-    def connect_here(own: socket.socket, address: Any) -> None:
-        """The tests' fork server is on this machine."""
-        if own.family == socket.AF_UNIX:
-            connect(own, address)
-        else:
-            refuse(own, address)
-
-    monkeypatch.setattr(socket.socket, "connect", connect_here)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY"):
         monkeypatch.setenv(name, "")  # so that it is restored, whatever a run does to it

@@ -6,13 +6,17 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import monai.bundle
 
-from helpers import fork_server
+from helpers import commands
+from helpers.files import maps
 from helpers.paths import BUNDLE, TESTS
+from helpers.scans import write_scans
+from monai_saliency.bundle.configs import overlay_path
 
 SMALL_NET = {
     "spatial_dims": 3,
@@ -74,26 +78,42 @@ def forwards(tmp_path: Path, out: str) -> int:
     return log.read_text().split().count(str(BATCH)) if log.exists() else 0
 
 
-def launch(
-    tmp_path: Path, out: str, seconds: float = 0.0, before: str = "", real: bool = False, **overrides: object
-) -> fork_server.Process | subprocess.Popen[str]:
+def launch(tmp_path: Path, out: str, seconds: float = 0.0, **overrides: object) -> subprocess.Popen[str]:
     """Run the bundle from the command line, in a session of its own.
 
     Args:
         tmp_path: folder of the cohort and of what is written.
         out: name of the output folder there.
         seconds: what each forward of the network takes more.
-        before: Python code that the process runs before.
-        real: whether Python itself is started, as users do, and not forked.
         **overrides: other ids of the config.
     """
-    module = "import runpy; runpy.run_module('monai.bundle', run_name='__main__', alter_sys=True)"
-    command = ["-c", f"{before}\n{module}", "run"] if before else ["-m", "monai.bundle", "run"]
-    for name, value in settings(tmp_path, out, seconds, **overrides).items():
+    command = bundle_command(settings(tmp_path, out, seconds, **overrides))
+    return commands.start(command, cwd=tmp_path, env=environment_of(tmp_path))
+
+
+def bundle_command(given: dict[str, object]) -> list[str]:
+    """What stands behind ``python`` to run the bundle with these settings."""
+    command = ["-m", "monai.bundle", "run"]
+    for name, value in given.items():
         command += [f"--{name}", value if isinstance(value, str) else repr(value)]
-    environment = environment_of(tmp_path)
-    start = fork_server.start_python if real else fork_server.start
-    return start(command, cwd=tmp_path, env=environment)
+    return command
+
+
+def run_broken_cohort(
+    folder: Path, overlay: str, run: Callable[[list[str]], subprocess.CompletedProcess[str]], **overrides: object
+) -> None:
+    """The command that users type, on a cohort with a broken scan: two processes have one end, reported once."""
+    broken = write_scans(folder, 3) / "cohort" / "s1.nii.gz"  # of the second process
+    broken.write_bytes(broken.read_bytes()[:100])
+    asked = settings(folder, "out", **overrides)
+    del asked["device"]
+    asked["config_file"] = repr([asked["config_file"], str(overlay_path(overlay))])
+    done = run(bundle_command(asked))
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("cohort: cases 2, failures 1,") == 1, done.stdout
+    assert done.stderr.count("error: 1 case without a map") == 1, done.stderr
+    assert len(maps(folder / "out")) == 2
+    assert forwards(folder, "out") == 2 * BATCHES
 
 
 def environment_of(tmp_path: Path) -> dict[str, str]:

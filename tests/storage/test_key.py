@@ -18,7 +18,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers import fork_server
+from helpers import commands
 from helpers.paths import ROOT, TESTS
 from monai import transforms as mt
 from monai.data import MetaTensor
@@ -108,7 +108,7 @@ def test_another_process_agrees() -> None:
         "print('\\n'.join(t.fingerprint(value) for value in t.DISTINCT))"
     )
     environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{TESTS}:{ROOT}", "PYTHONHASHSEED": "77"}
-    found = fork_server.run(["-c", code], env=environment)
+    found = commands.run(["-c", code], env=environment)
     assert found.returncode == 0, found.stderr
     # The module is imported as `test_key` here too.
     assert found.stdout.split() == [fingerprint(value) for value in DISTINCT]

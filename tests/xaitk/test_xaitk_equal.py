@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import fork_server
+from helpers import commands
 from helpers.paths import TESTS
 from smqtk_classifier.interfaces.classify_image import ClassifyImage
 from smqtk_descriptors.interfaces.image_descriptor_generator import ImageDescriptorGenerator
@@ -151,7 +151,7 @@ def test_stacks(name: str, threads: int) -> None:
 def test_rise_is_faster_and_smaller(tmp_path: Path) -> None:
     """2000 masks on 224^2 with a light network. Seconds are of the processor, on both sides of a ratio."""
     path = tmp_path / "rows.json"
-    fork_server.run([TESTS / "benchmarks" / "xaitk.py", "--only", "RISE", "--rounds", 2, "--json", path], check=True)
+    commands.run([TESTS / "benchmarks" / "xaitk.py", "--only", "RISE", "--rounds", 2, "--json", path], check=True)
     (row,) = json.loads(path.read_text())["rows"]
     assert row["difference"] < 1e-4
     assert row["times faster"] >= 3
