@@ -81,7 +81,7 @@ class RegressionScoring(Estimator):
         heights = [fit.heights for fit in _fits(masks, *_plain(ids, scores), self.cells)]
         if not heights:
             return torch.zeros(masks.spatial_shape, dtype=torch.float64)
-        return _voxels(torch.stack(heights).mean(dim=0)[None], _basis(masks, self.cells))[0] * _cell(masks, self.cells)
+        return _voxels(torch.stack(heights).mean(dim=0), _basis(masks, self.cells)) * _cell(masks, self.cells)
 
     def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
         """The jackknife over masks, for the penalties that were chosen; None with fewer than three masks."""
@@ -129,8 +129,8 @@ def _error(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], ce
     basis, squares = _basis(masks, cells), torch.zeros(masks.spatial_shape, dtype=torch.float64)
     fits = _fits(masks, ids, scores, cells)
     for fit in fits:
-        n, changes = len(fit.second.left_out), fit.changes
-        squares += (n - 1) / n * _sum_of_squares(changes - changes.mean(dim=0), basis)
+        n, changes = len(fit.second.left_out), fit.changes(masks.dtype)
+        squares += (n - 1) / n * _sum_of_squares(changes - changes.mean(dim=1, keepdim=True), basis)
     return squares.sqrt() / max(1, len(fits)) * _cell(masks, cells)
 
 
@@ -148,33 +148,34 @@ def _bumps(size: int, length: float) -> Tensor:
     count = math.ceil((size + 2 * length) / length)
     places = (size - 1) / 2 + (np.arange(count + 1) - count / 2) * length
     # The product of two bumps of width length / sqrt(2), summed over their places, has the width `length`.
-    return torch.from_numpy(np.exp(-(((np.arange(size)[:, None] - places) / length) ** 2)))
+    found = np.exp(-(((np.arange(size)[:, None] - places) / length) ** 2))
+    found[found < np.finfo(float).eps] = 0  # products of smaller ones would be subnormal, and slow
+    return torch.from_numpy(found)
 
 
 def _voxels(heights: Tensor, bumps: Sequence[Tensor]) -> Tensor:
-    """Heights ``(n, bumps)`` as maps ``(n, *spatial)``."""
-    return _stretched(heights.reshape(-1, *(each.shape[1] for each in bumps)), bumps)
-
-
-def _stretched(found: Tensor, bumps: Sequence[Tensor]) -> Tensor:
-    """Heights ``(n, *bumps)`` multiplied along their first axes, which become the last ones."""
-    for each in bumps:
-        found = torch.tensordot(found, each, dims=([1], [1]))
+    """Heights ``(bumps,)`` as a map ``(*spatial)``."""
+    found = heights.reshape([each.shape[1] for each in bumps])
+    for each in bumps:  # the first axis becomes the last one
+        found = torch.tensordot(found, each, dims=([0], [1]))
     return found
 
 
 def _sum_of_squares(heights: Tensor, bumps: Sequence[Tensor]) -> Tensor:
-    """The sum over n of the squared maps ``(*spatial)`` of heights ``(n, bumps)``, without these maps: along the last
+    """The sum over n of the squared maps ``(*spatial)`` of heights ``(bumps, n)``, without these maps: along the last
     axis it is ``b G b`` of the bumps b there and the products G of the heights, summed over n.
     """
-    first, *others, last = bumps
-    heights = heights.reshape(-1, *(each.shape[1] for each in bumps))
-    step = max(1, _AT_ONCE // 4 // (len(heights) * last.shape[1] * math.prod(len(each) for each in others)))
+    first, *middle, last = [each.to(heights) for each in bumps]
+    n, heights = heights.shape[1], heights.reshape(first.shape[1], -1)
+    step = max(1, _AT_ONCE // 4 // (heights.shape[1] * math.prod(len(each) for each in middle)))
     found = []
     for some in first.split(step):
-        part = _stretched(heights, (some, *others)).flatten(2).permute(2, 1, 0).contiguous()
+        part = some @ heights
+        for each in middle:
+            part = each @ part.reshape(len(part), each.shape[1], -1)
+        part = part.reshape(-1, last.shape[1], n)
         found.append(((last @ (part @ part.mT)) * last).sum(dim=-1))
-    return torch.cat(found).reshape([len(each) for each in bumps])
+    return torch.cat(found).reshape([len(each) for each in bumps]).double()
 
 
 class _Ridge(NamedTuple):
@@ -189,9 +190,9 @@ class _Ridge(NamedTuple):
     weights: Tensor
 
     @property
-    def changes(self) -> Tensor:
-        """``(n, bumps)``, how far the heights lie above those without each mask."""
-        return (self.left_out[:, None] * self.weights) @ self.features
+    def shares(self) -> Tensor:
+        """``(n, n)``, the features' shares in how far the heights lie above those without each mask."""
+        return self.left_out[:, None] * self.weights
 
 
 class _Fit(NamedTuple):
@@ -207,14 +208,16 @@ class _Fit(NamedTuple):
         """``(bumps,)``."""
         return self.slope * self.root * self.second.heights
 
-    @property
-    def changes(self) -> Tensor:
-        """``(n, bumps)``, how far the heights lie above those without each mask, to first order."""
-        first, second, root = self.first, self.second, self.root
+    def changes(self, dtype: torch.dtype) -> Tensor:
+        """``(bumps, n)``, how far the heights lie above those without each mask, to first order."""
+        first, second, features = self.first, self.second, self.first.features.to(dtype)
         # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
-        moved = first.changes * (first.heights.sign() / first.heights.abs().max() * second.heights / root)
-        response = (moved / root) @ second.features.T @ second.weights @ second.features
-        return self.slope * (second.changes * root + moved - response * root)
+        moving = (first.heights.sign() / first.heights.abs().max() * second.heights / self.root).to(dtype)
+        response = first.shares @ ((features * moving) @ features.T).double() @ second.weights
+        own, moved = (each.T.to(dtype) for each in (second.shares - response, first.shares))
+        squared = self.root.square().to(dtype)
+        changes = squared[:, None] * (features.T @ own) + moving[:, None] * (features.T @ moved)
+        return self.slope.to(dtype) * changes
 
 
 def _fit(features: Tensor, scores: Tensor) -> _Fit | None:

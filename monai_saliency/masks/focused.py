@@ -361,8 +361,11 @@ def _linear(places: Tensor, cells: int, size: int, shift: Tensor | float = 0.0) 
 
 def _along_axes(values: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     """Values ``(n, *cells)``, multiplied along each axis by a matrix ``(size, cells)`` or ``(n, size, cells)``."""
-    for matrix in matrices:  # the first axis becomes the last
-        others = values.shape[2:]
-        values = matrix.to(values) @ values.flatten(2)
-        values = values.transpose(1, 2).reshape(len(values), *others, matrix.shape[-2])
+    *others, last = [matrix.to(values) for matrix in matrices]
+    values = (values.flatten(1, -2) @ last.mT).unflatten(1, values.shape[1:-1])
+    for axis in range(len(others), 0, -1):  # in this order nothing is copied
+        before, after, matrix = values.shape[1:axis], values.shape[axis + 1 :], others[axis - 1]
+        if axis > 1 and matrix.ndim > 2:
+            matrix = matrix[:, None]
+        values = (matrix @ values.flatten(axis + 1)).reshape(len(values), *before, -1, *after)
     return values
