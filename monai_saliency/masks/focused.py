@@ -364,8 +364,7 @@ def _along_axes(values: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     *others, last = [matrix.to(values) for matrix in matrices]
     values = (values.flatten(1, -2) @ last.mT).unflatten(1, values.shape[1:-1])
     for axis in range(len(others), 0, -1):  # in this order nothing is copied
-        before, after, matrix = values.shape[1:axis], values.shape[axis + 1 :], others[axis - 1]
-        if axis > 1 and matrix.ndim > 2:
-            matrix = matrix[:, None]
-        values = (matrix @ values.flatten(axis + 1)).reshape(len(values), *before, -1, *after)
+        matrix, shape = others[axis - 1], [*values.shape[:axis], others[axis - 1].shape[-2], *values.shape[axis + 1 :]]
+        each = matrix[:, None] if axis > 1 and matrix.ndim > 2 else matrix
+        values = (each @ values.flatten(axis + 1)).reshape(shape)
     return values
