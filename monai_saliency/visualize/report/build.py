@@ -7,7 +7,9 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,8 @@ __all__ = ["Compared", "Runs", "try_report", "write_comparison", "write_report"]
 logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
+# Pages are made side by side: most of their time is reading and packing volumes. Each holds its volumes meanwhile.
+_THREADS = 4
 
 
 def write_report(folder: str | Path, title: str | None = None) -> Path:
@@ -47,19 +51,10 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
     with locked(report / ".lock"):
         _begin(report)
         explained = [case for case in cohort.cases if case.rows]
-        around = [None, *explained, None]
-        thumbnails: dict[str, Sequence[str]] = {}
-        for place, case in enumerate(explained):
-            shown, problem = None, ""
-            try:
-                shown = Shown.of(case, cohort.scales)
-            except Exception as error:  # such as of a damaged file
-                problem = f"its map cannot be read: {error}"
-                logger.warning("case %s: its page shows no map: %s", case.case, problem)
-            pictures = [] if shown is None else shown.thumbnails()
-            thumbnails[case.case] = _write_thumbnails(report, case.id, pictures)
-            page = case_page(case, shown, problem, (around[place], around[place + 2]))
-            _write(report / "cases" / f"{case.id}.html", page)
+        around = zip([None, *explained[:-1]], [*explained[1:], None], strict=True)
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+            made = pool.map(partial(_write_case, report, cohort), explained, around)
+        thumbnails = dict(zip([case.case for case in explained], made, strict=True))
         title = title or f"Saliency maps: {folder.resolve().name}"
         return _write(report / "index.html", cohort_page(cohort, title, thumbnails))
 
@@ -125,6 +120,21 @@ def _begin(report: Path) -> None:
     shutil.copytree(_HERE / "assets", report / "assets")
     for source in (_HERE / "vendored").glob("niivue.*"):
         shutil.copy(source, report / "assets")
+
+
+def _write_case(
+    report: Path, cohort: Cohort, case: CaseFiles, around: tuple[CaseFiles | None, CaseFiles | None]
+) -> list[str]:
+    """Write the page of a case and its thumbnails, and return their addresses."""
+    shown, problem = None, ""
+    try:
+        shown = Shown.of(case, cohort.scales)
+    except Exception as error:  # such as of a damaged file
+        problem = f"its map cannot be read: {error}"
+        logger.warning("case %s: its page shows no map: %s", case.case, problem)
+    thumbnails = _write_thumbnails(report, case.id, [] if shown is None else shown.thumbnails())
+    _write(report / "cases" / f"{case.id}.html", case_page(case, shown, problem, around))
+    return thumbnails
 
 
 def _write_thumbnails(report: Path, name: str, pictures: Sequence[bytes]) -> list[str]:
