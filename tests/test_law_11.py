@@ -5,14 +5,13 @@ Methods, targets and estimators are found by themselves. One without an example 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers.dependent import Layered
-from helpers.examples import found_in_package, repeated, target_examples
-from monai.inferers import SlidingWindowInferer
+from helpers.examples import METHODS, found_in_package, quarters, repeated, target_examples
 
 from monai_saliency import methods
 from monai_saliency.estimators.base import Estimator
@@ -27,7 +26,6 @@ from monai_saliency.estimators.occlusion import (
 from monai_saliency.estimators.regression import RegressionScoring
 from monai_saliency.estimators.rise import DRISEScoring, MCRISEScoring, RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring
-from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.coalition import CoalitionMasks
@@ -40,81 +38,6 @@ from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, SlidingWindowMasks
 from monai_saliency.targets import RegressionScore, Target
 
-
-class WholeImages(SlidingWindowInferer):
-    """Says where patches lie, and runs the network on whole images, whatever its output is."""
-
-    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return network(inputs, *args, **kwargs)
-
-
-def quarters(image: torch.Tensor, spacing: Sequence[float] | None) -> torch.Tensor:
-    labels = torch.zeros(1, *image.shape[1:], dtype=torch.long)
-    labels[:, :4, :4], labels[:, :4, 4:], labels[:, 4:, 4:] = 1, 2, 3
-    return labels
-
-
-#: settings of each method, some of each
-METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
-    "rise": [
-        lambda dims: {"num_masks": 12, "grid_size": 3},
-        lambda dims: {"num_masks": 12, "grid_size": 3, "p1": 0.3, "per_channel": True},
-        lambda dims: {"num_masks": 8, "grid_size": 3, "until": 0.9, "budget": 30},
-    ],
-    "sliding_window": [
-        lambda dims: {"window_size": 4, "stride": 3},
-        lambda dims: {"window_size": 4, "stride": 4, "per_channel": True},
-        lambda dims: {"window_size": 4, "stride": 3, "smooth": 2},
-    ],
-    "patch_windows": [lambda dims: {"inferer": WholeImages([4] * dims), "patch_memory": False}],
-    "hierarchical_occlusion": [
-        lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2},
-        lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2, "smooth": 2},
-        lambda dims: {"window_size": 4, "levels": 3, "keep": 0.4, "regions": quarters},
-    ],
-    "focused_rise": [
-        lambda dims: {"num_masks": 24, "p1": 0.4},
-        lambda dims: {"num_masks": 40, "seed": 3},
-    ],
-    "region_occlusion": [
-        lambda dims: {"regions": quarters},
-        lambda dims: {"regions": quarters, "num_coalitions": 12, "p1": 0.4},
-        lambda dims: {"regions": quarters, "smooth": 3},
-        lambda dims: {"regions": quarters, "num_coalitions": 12, "per_channel": True},
-    ],
-    "channel_occlusion": [lambda dims: {}],
-    "shapley": [
-        lambda dims: {"regions": quarters},
-        lambda dims: {"regions": quarters, "num_coalitions": 13},
-        lambda dims: {"regions": quarters, "num_coalitions": 25, "per_channel": True},
-        lambda dims: {"regions": quarters, "num_coalitions": 13, "interactions": True},
-    ],
-    "hsic": [lambda dims: {"num_masks": 20, "grid_size": 3}, lambda dims: {"num_masks": 12, "regions": quarters}],
-    # The image's score is above the fill's.
-    "minimal_region": [lambda dims: {"window_size": 4, "levels": 2, "share": 0.6, "fill": ConstantFill(3.0 - dims)}],
-    "sobol": [lambda dims: {"num_designs": 4, "grid_size": 2}, lambda dims: {"num_designs": 4, "regions": quarters}],
-    "mc_rise": [
-        lambda dims: {"num_masks": 12, "grid_size": 3},
-        lambda dims: {"num_masks": 12, "grid_size": 3, "p1": 0.3, "more_fills": [2.0, BlurFill(1.0)]},
-    ],
-    "random_grid": [
-        lambda dims: {"num_masks": 12, "cell_size": 3},
-        lambda dims: {"num_masks": 12, "cell_size": 3, "p1": 0.3, "per_channel": True},
-    ],
-    "multi_scale_window": [lambda dims: {"window_size": 4, "levels": 2}],
-    "sliding_radial": [
-        lambda dims: {"radius": 2.5, "stride": 3},
-        lambda dims: {"radius": 3, "stride": 3, "sigma": 1.0, "per_channel": True},
-    ],
-    "squared_difference": [lambda dims: {"radius": 2.5, "stride": 3, "sigma": 1.0}],
-    "sbsm": [lambda dims: {"window_size": 4, "stride": 3}],
-    "drise": [lambda dims: {"num_masks": 12, "grid_size": 3}],
-    "integrated_gradients": [lambda dims: {"steps": 7}],
-    "smoothgrad": [
-        lambda dims, each=each: {"num_samples": 7, "reading": each} for each in ("times_input", "absolute", "signed")
-    ],
-    "grad_cam": [lambda dims: {}],
-}
 ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
     RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
     RegressionScoring: (RegressionScoring(), FocusedMasks(RegressionScoring(), 30)),
@@ -136,7 +59,7 @@ NAMES = [f"{name} {i}" for name in methods.__all__ for i in range(max(1, len(MET
 def explain(name: str, dims: int, target: Target, image: torch.Tensor, network: Callable[..., Any]) -> torch.Tensor:
     method, _, place = name.partition(" ")
     if method not in METHODS:
-        pytest.fail(MISSING.format(f"The method {method}", "METHODS of tests/test_law_11.py"))
+        pytest.fail(MISSING.format(f"The method {method}", "METHODS of tests/helpers/examples.py"))
     settings = METHODS[method][int(place)](dims)
     inferer = getattr(methods, method)(**settings, target=target, mask_batch_size=5)
     return inferer.explain(image, network)[0].saliency

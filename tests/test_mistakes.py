@@ -24,7 +24,6 @@ NAN, INF = math.nan, math.inf
 TARGET = ms.FunctionScore(lambda output: output)
 IMAGES = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 NETWORK = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
-SEGMENTER = torch.nn.Conv2d(1, 2, 1)
 CASES = [{"case": "a", "image": "a.nii"}]
 
 

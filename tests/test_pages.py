@@ -250,17 +250,3 @@ def test_the_readme_names_every_method_and_page() -> None:
     assert {*methods.__all__} <= {*re.findall(r"`(\w+)`", table)}
     for page in PAGES:
         assert page.stem == "README" or f"{page.name})" in readme, page.name
-
-
-def test_the_changelog_keeps_its_form() -> None:
-    """Keep a Changelog: versions, the latest first, of which each has lists of changes of known kinds."""
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert text.startswith("# Changelog\n")
-    versions = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert versions[0] == "[Unreleased]"
-    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", version) for version in versions[1:])
-    kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
-    for part in text.split("\n## ")[1:]:
-        found = re.findall(r"^### (.*)$", part, re.MULTILINE)
-        assert found == [kind for kind in kinds if kind in found] != []
-        assert all(line.startswith(("- ", "  ", "### ")) for line in part.splitlines()[1:] if line)

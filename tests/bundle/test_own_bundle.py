@@ -82,14 +82,6 @@ def test_method_and_its_settings_switch_from_the_command_line(cohort: Path, chec
     )
 
 
-def test_batches_of_cases_give_the_maps_of_one_by_one(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
-    run(cohort, tmp_path / "one", checkpoint)
-    run(cohort, tmp_path / "two", checkpoint, batch_size=2, mask_batch_size=7)
-    for case in ("a", "c", "site/b"):
-        one, two = (nib.load(tmp_path / n / f"{case}_saliency.nii.gz").get_fdata() for n in ("one", "two"))
-        np.testing.assert_allclose(one, two, atol=1e-5 * np.abs(one).max())
-
-
 def test_half_precision_explains_and_leaves_predictions(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
     """The same folder again: stored scores of another precision are not taken for these."""
     plain = run(cohort, tmp_path / "out", checkpoint)

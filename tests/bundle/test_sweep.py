@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from monai_saliency.__main__ import main
-from monai_saliency.bundle.sweep import gather, plot_sweep
+from monai_saliency.bundle.sweep import gather
 from monai_saliency.handlers.summary import COLUMNS, Summary
 from monai_saliency.storage.tables import Failures
 
@@ -148,22 +148,6 @@ def test_names_of_folders(tmp_path: Path) -> None:
         "saliency_method=rise": {"saliency_method": "rise"},
         "window_size=[8, 8],fill=a=b": {"window_size": "[8, 8]", "fill": "a=b"},
     }
-
-
-def test_the_plot_shows_every_setting(tmp_path: Path) -> None:
-    """With its number, and hollow where it is not complete."""
-    for seed in range(40):
-        write(tmp_path / f"method=rise,seed={seed}", "ct", A if seed < 38 else B, 11, seed < 39)
-    write(tmp_path / "method=rise,seed=39", "more", B, 11, True)
-    figure = plot_sweep(gather(tmp_path, "method=rise,seed=0"))
-    hits, agreement = figure.axes
-    assert [len(ax.texts) for ax in (hits, agreement)] == [40, 40]
-    points = [line for line in agreement.lines if len(line.get_xdata())]
-    np.testing.assert_allclose([line.get_ydata()[0] for line in points], [1] * 38 + [0.5, 0.5], atol=1e-6)
-    assert [line.get_markerfacecolor() == "white" for line in points] == [True] * 39 + [False]
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names[0] == "1 method=rise,seed=0 (1 missing)"
-    assert names[39] == "40 method=rise,seed=39"
 
 
 def test_errors_say_what_to_do(sweep: Path, tmp_path: Path) -> None:

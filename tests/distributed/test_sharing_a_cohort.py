@@ -20,7 +20,6 @@ from torch.utils.data import DistributedSampler
 
 from monai_saliency.distributed import RankEngine, SlurmEngine, local_device
 from monai_saliency.distributed.base import in_order, take
-from monai_saliency.errors import root_cause
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +75,6 @@ def test_parts_that_do_not_fit_are_no_success(cohort: Path, capsys: pytest.Captu
             with pytest.raises(SystemExit, match="1 case without a map yet, the first is s0: all processes are done"):
                 monai.bundle.run(**asked)
     assert not maps(cohort / "random")
-
-
-def test_parts_need_a_store(cohort: Path) -> None:
-    with pytest.raises(RuntimeError) as caught:
-        monai.bundle.run(**settings(cohort, "nowhere", store_dir="", **rank(0, 2, "masks")))
-    assert "its scores cannot be kept, so parts cannot come together" in str(root_cause(caught.value))
 
 
 def test_torchrun(cohort: Path, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from helpers.numpy_boxes import CLASSES, BlackBox
 
 from monai_saliency import ClassScore, ConstantFill, sliding_window
 from monai_saliency.estimators.occlusion import OcclusionScoring
-from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 
 
@@ -29,14 +28,6 @@ def test_occlusion_of_a_linear_score_by_hand() -> None:
     scores = masks[:, 0, 2:5].sum(dim=1, keepdim=True)
     maps = map_of(OcclusionScoring(), bound, scores, torch.tensor([3.0], dtype=torch.float64))
     assert maps[0, 0].tolist() == [0, 0, 2, 2, 1, 1, 0, 0]
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0, 0.3, -1e6])
-@pytest.mark.parametrize("masks", [SlidingWindowMasks(3, 2), SlidingWindowMasks(2, 5), RISEMasks(20, 4)])
-def test_a_constant_network_gives_a_zero_occlusion_map(value: float, masks: RISEMasks | SlidingWindowMasks) -> None:
-    bound, scores, reference = bound_with_scores(masks, (9, 7), dtype=torch.float32)
-    maps = map_of(OcclusionScoring(), bound, torch.full_like(scores, value), torch.full_like(reference, value))
-    assert torch.equal(maps, torch.zeros(3, 9, 7))
 
 
 @pytest.mark.parametrize(

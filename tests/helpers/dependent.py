@@ -9,8 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from helpers.counting_network import CountingNetwork
-
 
 def _columns(x: torch.Tensor) -> torch.Tensor:
     return x.mean(dim=0, keepdim=True).expand_as(x) if len(x) > 1 else x
@@ -68,20 +66,6 @@ class WithDropout(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.network(F.dropout(x, 0.5, training=True))
-
-
-class CoupledCounting(CountingNetwork):
-    """Two logits of a 3D image, whose rows depend on each other."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(COUPLINGS["normalised over the batch"](x))
-
-
-class DropoutCounting(CountingNetwork):
-    """Two logits of a 3D image, with a dropout that is left on."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(F.dropout(x, 0.5, training=True))
 
 
 @functools.cache

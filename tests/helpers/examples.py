@@ -1,16 +1,18 @@
-"""An example of every target, found by their classes, with an output that it reads."""
+"""An example of every target, found by their classes, with an output that it reads; and settings of every method."""
 
 from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
+from monai.inferers import SlidingWindowInferer
 
 import monai_saliency
+from monai_saliency.fills import BlurFill, ConstantFill
 from monai_saliency.targets import (
     ClassScore,
     DetectionScore,
@@ -97,3 +99,82 @@ def repeated(output: Any, count: int) -> Any:
     if isinstance(output, list):
         return output * count
     return output.repeat(count, *[1] * (output.ndim - 1))
+
+
+# Methods. -------------------------------------------------------------------------------------------------------------
+
+
+class WholeImages(SlidingWindowInferer):
+    """Says where patches lie, and runs the network on whole images, whatever its output is."""
+
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return network(inputs, *args, **kwargs)
+
+
+def quarters(image: torch.Tensor, spacing: Sequence[float] | None) -> torch.Tensor:
+    labels = torch.zeros(1, *image.shape[1:], dtype=torch.long)
+    labels[:, :4, :4], labels[:, :4, 4:], labels[:, 4:, 4:] = 1, 2, 3
+    return labels
+
+
+#: settings of each method, some of each
+METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
+    "rise": [
+        lambda dims: {"num_masks": 12, "grid_size": 3},
+        lambda dims: {"num_masks": 12, "grid_size": 3, "p1": 0.3, "per_channel": True},
+        lambda dims: {"num_masks": 8, "grid_size": 3, "until": 0.9, "budget": 30},
+    ],
+    "sliding_window": [
+        lambda dims: {"window_size": 4, "stride": 3},
+        lambda dims: {"window_size": 4, "stride": 4, "per_channel": True},
+        lambda dims: {"window_size": 4, "stride": 3, "smooth": 2},
+    ],
+    "patch_windows": [lambda dims: {"inferer": WholeImages([4] * dims), "patch_memory": False}],
+    "hierarchical_occlusion": [
+        lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2},
+        lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2, "smooth": 2},
+        lambda dims: {"window_size": 4, "levels": 3, "keep": 0.4, "regions": quarters},
+    ],
+    "focused_rise": [
+        lambda dims: {"num_masks": 24, "p1": 0.4},
+        lambda dims: {"num_masks": 40, "seed": 3},
+    ],
+    "region_occlusion": [
+        lambda dims: {"regions": quarters},
+        lambda dims: {"regions": quarters, "num_coalitions": 12, "p1": 0.4},
+        lambda dims: {"regions": quarters, "smooth": 3},
+        lambda dims: {"regions": quarters, "num_coalitions": 12, "per_channel": True},
+    ],
+    "channel_occlusion": [lambda dims: {}],
+    "shapley": [
+        lambda dims: {"regions": quarters},
+        lambda dims: {"regions": quarters, "num_coalitions": 13},
+        lambda dims: {"regions": quarters, "num_coalitions": 25, "per_channel": True},
+        lambda dims: {"regions": quarters, "num_coalitions": 13, "interactions": True},
+    ],
+    "hsic": [lambda dims: {"num_masks": 20, "grid_size": 3}, lambda dims: {"num_masks": 12, "regions": quarters}],
+    # The image's score is above the fill's.
+    "minimal_region": [lambda dims: {"window_size": 4, "levels": 2, "share": 0.6, "fill": ConstantFill(3.0 - dims)}],
+    "sobol": [lambda dims: {"num_designs": 4, "grid_size": 2}, lambda dims: {"num_designs": 4, "regions": quarters}],
+    "mc_rise": [
+        lambda dims: {"num_masks": 12, "grid_size": 3},
+        lambda dims: {"num_masks": 12, "grid_size": 3, "p1": 0.3, "more_fills": [2.0, BlurFill(1.0)]},
+    ],
+    "random_grid": [
+        lambda dims: {"num_masks": 12, "cell_size": 3},
+        lambda dims: {"num_masks": 12, "cell_size": 3, "p1": 0.3, "per_channel": True},
+    ],
+    "multi_scale_window": [lambda dims: {"window_size": 4, "levels": 2}],
+    "sliding_radial": [
+        lambda dims: {"radius": 2.5, "stride": 3},
+        lambda dims: {"radius": 3, "stride": 3, "sigma": 1.0, "per_channel": True},
+    ],
+    "squared_difference": [lambda dims: {"radius": 2.5, "stride": 3, "sigma": 1.0}],
+    "sbsm": [lambda dims: {"window_size": 4, "stride": 3}],
+    "drise": [lambda dims: {"num_masks": 12, "grid_size": 3}],
+    "integrated_gradients": [lambda dims: {"steps": 7}],
+    "smoothgrad": [
+        lambda dims, each=each: {"num_samples": 7, "reading": each} for each in ("times_input", "absolute", "signed")
+    ],
+    "grad_cam": [lambda dims: {}],
+}

@@ -81,24 +81,6 @@ def test_the_others_of_a_batch_are_explained_where_one_is_held(tmp_path: Path) -
         assert explainer.take_waiting() == []
 
 
-def test_a_claim_is_held_until_the_case_is_written(tmp_path: Path) -> None:
-    store = ScoreStore(tmp_path)
-
-    def write(explained: Explained) -> None:
-        held.append(explained.claim.pop_all())
-        with ScoreStore(tmp_path).claim(explained.explanation.name) as holder:
-            assert holder
-
-    held: list[Any] = []
-    CaseExplainer(windows(), Picky(), store).explain(IMAGES * 0.5, CASES, write)
-    for name, claim in zip(("ct_1", "ct_2"), held, strict=True):
-        with ScoreStore(tmp_path).claim(name) as holder:
-            assert holder
-        claim.close()
-        with ScoreStore(tmp_path).claim(name) as holder:
-            assert holder is None
-
-
 def test_parts_need_a_store_that_keeps_them(tmp_path: Path) -> None:
     explainer = CaseExplainer(windows(), lambda x: x.mean((2, 3, 4)), ScoreStore(tmp_path))
     explainer.assignment = Assignment(Part(0, 2))

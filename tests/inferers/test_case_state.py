@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.sharing import merged
 from monai_saliency.sharding import Part
-from monai_saliency.storage.score_store import ScoreStore
 
 MASKS, BATCH = 37, 4
 BATCHES = -(-(MASKS + 1) // BATCH)
@@ -158,32 +156,6 @@ def test_functions_and_networks_that_count_their_calls_merge(image: torch.Tensor
     how = ms.rise(MASKS, 3, target=ms.ClassScore([0], "none"), mask_batch_size=5)
     for network in (counting, lambda x: moments(x)):
         assert len(merged([how.score(image, network, part=Part(index, 2)) for index in range(2)])) == 1
-
-
-def test_parts_meet_in_the_store(image: torch.Tensor, tmp_path: Path) -> None:
-    """Whoever completes the case can make its map, and what is stored is not computed again."""
-    store = ScoreStore(tmp_path)
-    (whole,) = inferer().explain(image, Network())
-    for k in (2, 0, 1):
-        network = Network()
-        (run,) = inferer().score(image, network, stored=[store.open("case", "key")], part=Part(k, 3))
-        run.take_stored()
-        assert run.complete == (k == 1)
-        if run.complete:
-            assert torch.equal(run.explanation().saliency, whole.saliency)
-        again = Network()
-        inferer().score(image, again, stored=[store.open("case", "key")], part=Part(k, 3))
-        assert len(again.batches) == 1
-    network = Network()
-    (explanation,) = inferer().explain(image, network, stored=[store.open("case", "key")])
-    assert len(network.batches) == 1
-    assert torch.equal(explanation.saliency, whole.saliency)
-
-
-def test_no_map_of_a_part(image: torch.Tensor) -> None:
-    (run,) = inferer().score(image, Network(), cases=[Case("brain")], part=Part(0, 2))
-    with pytest.raises(CaseError, match=rf"brain.* of {MASKS} masks have scores: another part is still to be done"):
-        run.explanation()
 
 
 @pytest.mark.parametrize(("dtype", "half"), [(torch.float16, 2**-11), (torch.bfloat16, 2**-8), (torch.float32, 0.0)])

@@ -15,7 +15,6 @@ from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.cases import Case
-from monai_saliency.distributed import MasksOverDevices
 from monai_saliency.distributed.process_group import MasksOverRanks
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.sharing import merged
@@ -349,14 +348,6 @@ def test_a_rank_that_is_refused_ends_all() -> None:
 
     for found in on_ranks(2, rank):
         assert torch.equal(found, windows()(images(), classify))
-
-
-def test_devices_decide_the_same() -> None:
-    network = Coupled(classify, "a softmax over the images")
-    sharing = MasksOverDevices(["cpu", "cpu"])
-    assert torch.equal(windows(sharing=sharing)(images(2), network), windows(1)(images(2), network))
-    with pytest.raises(CaseError, match="gives no fixed output"):
-        windows(sharing=sharing)(images(), WithDropout(classify))
 
 
 # What is rounding. ----------------------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -14,6 +17,7 @@ from helpers.reports import (
     blobs,
     head,
     page_of,
+    row,
     volume_of,
     write_case,
     write_failure,
@@ -25,6 +29,7 @@ from monai_saliency.storage.tables import CaseTable
 from monai_saliency.visualize.legend import Legend
 from monai_saliency.visualize.report import KeptScan, build, write_report
 from monai_saliency.visualize.report.kept_scan import case_id, kept_path
+from monai_saliency.visualize.report.pages import curve_charts
 
 SHAPE = (26, 30, 22)
 MAPS = np.stack([blobs(SHAPE, ((0.4, 0.6, 0.5), 0.5), ((0.6, 0.4, 0.5), -0.25)), blobs(SHAPE, ((0.5, 0.3, 0.6), 0.3))])
@@ -224,3 +229,28 @@ def test_the_vendored_viewer_is_the_released_one() -> None:
     assert hashlib.sha256((here / "niivue.umd.js").read_bytes()).hexdigest() in notes
     assert "0.69.0" in notes
     assert "BSD 2-Clause License" in (here / "niivue.LICENSE").read_text(encoding="utf-8")
+
+
+# Insertion and deletion curves. ---------------------------------------------------------------------------------------
+
+OWN, RANDOM = [[0, 0.5, 1], [0.0, 0.75, 1.0]], [[0, 0.5, 1], [0.0, 0.25, 1.0]]
+
+
+def test_the_page_has_a_drawing_of_the_curves(tmp_path: Path) -> None:
+    curves = {"insertion": {"": OWN, "random": RANDOM}}
+    figures = {"trust_insertion": 0.625, "trust_insertion_random": 0.375}
+    write_case(tmp_path, "one", head(SHAPE, 0, 1000), MAPS[:1], LPS, trust_curves=json.dumps(curves), **figures)
+    write_case(tmp_path, "two", head(SHAPE, 0, 1000), MAPS[:1], LPS)
+    write_report(tmp_path)
+    (drawing,) = Page(page_of(tmp_path, "one")).all("img")
+    svg = base64.b64decode(str(drawing["src"]).removeprefix("data:image/svg+xml;base64,")).decode()
+    for words in ("this map  0.625", "random map  0.375", "softmax probability", "Insertion (higher is better)"):
+        assert words in svg
+    assert "voxels shown, the map's highest first (%)" in svg
+    assert "Deletion (lower" not in svg
+    assert not Page(page_of(tmp_path, "two")).all("img")
+
+
+@pytest.mark.parametrize("cell", ["", '{"insertion": {"": [[0, 1], [0.'])
+def test_curves_of_a_cell_that_is_empty_or_cut_is_left_out(cell: Any) -> None:
+    assert curve_charts([row("a", trust_curves=cell)]) == []  # type: ignore[list-item]

@@ -14,8 +14,7 @@ import pytest
 from helpers.reports import blobs, head, page_of, write_case, write_failure
 from helpers.scans import OBLIQUE
 
-from monai_saliency.metrics import map_agreement
-from monai_saliency.visualize.report import write_comparison, write_report
+from monai_saliency.visualize.report import write_report
 
 CHROMIUM = shutil.which("chromium")
 try:
@@ -186,32 +185,3 @@ def test_each_control_changes_the_volume(open_page: Open, folder: Path) -> None:
         ready(page)
         places.add(check_crosshair(page, folder))
     assert len(places) == 4
-
-
-def test_two_runs_together(open_page: Open, folder: Path, tmp_path: Path) -> None:
-    """The other run explains one scan otherwise and one not at all."""
-    other, both = tmp_path / "other", tmp_path / "both"
-    scan = np.asarray(nib.load(folder / "scan.nii.gz").dataobj)
-    maps = [blobs(SHAPE, ((0.5, 0.6, 0.5), 0.4)), blobs(SHAPE, ((0.55, 0.35, 0.6), -0.2))]
-    write_case(other, "ct/one", scan, np.stack(maps), OBLIQUE, score=0.5)
-    write_failure(other, "b", "its file is empty")
-    write_comparison([folder, other], both)
-    page = open_page(both / "report" / "index.html")
-    pictures = page.locator("#cases img")
-    assert pictures.count() == 2 * 2
-    for picture in pictures.all():
-        picture.scroll_into_view_if_needed()
-        picture.evaluate("each => each.decode()")  # fails where it is no picture
-    page.locator("#kind").select_option("compared")
-    names = [each.inner_text() for each in page.locator("#cases tbody tr:visible td:nth-child(2)").all()]
-    assert names == ["ct/one", "ct/one"]
-    # The table says what Python computes of the files.
-    maps = [np.asarray(nib.load(each / "ct/one_saliency.nii.gz").dataobj) for each in (folder, other)]
-    for number in (0, 1):
-        found = map_agreement(maps[0][..., number], maps[1][..., number], OBLIQUE)
-        cells = page.locator("#cases tbody tr:visible").nth(number).locator("td.number").all_inner_texts()
-        shown = [float(each) for each in cells[-5:]]
-        expected = [found.pearson, found.spearman, found.overlap, found.peak_distance, found.difference]
-        assert shown == pytest.approx(expected, rel=2e-2, abs=5e-3, nan_ok=True)
-    page.locator("#kind").select_option("refused")
-    expect(page.locator("#cases tbody tr:visible").first).to_contain_text("its file is empty")

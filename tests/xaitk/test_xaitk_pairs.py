@@ -215,3 +215,42 @@ def test_mc_rise(shape: tuple[int, int, int], count: int, p1: float) -> None:
         found = explained(explain, image, box.classify)
         found = scaled(found).reshape(4, count, *shape[1:]).swapaxes(0, 1)  # by fill, then by class
         np.testing.assert_allclose(found, expected, rtol=0, atol=NEAR)
+
+
+WITH_P1 = {"p1": P1, "seed": SEED}
+#: each method, its settings, and the masks and the estimator that it is made of
+METHODS: list[tuple[Callable[..., ms.PerturbationInferer], dict[str, Any], Masks, Estimator]] = [
+    (ms.rise, {"num_masks": 25, "grid_size": 3} | WITH_P1, ms.RISEMasks(25, 3, **WITH_P1), ms.RISEScoring(P1)),
+    (ms.drise, {"num_masks": 25, "grid_size": 3} | WITH_P1, ms.RISEMasks(25, 3, **WITH_P1), ms.DRISEScoring()),
+    (
+        *(ms.random_grid, {"num_masks": 25, "cell_size": 3} | WITH_P1),
+        *(ms.RandomGridMasks(25, 3, **WITH_P1), ms.RISEScoring(P1)),
+    ),
+    (
+        *(ms.mc_rise, {"num_masks": 25, "grid_size": 3, "more_fills": [-1.0, 2.0]} | WITH_P1),
+        *(ms.MCRISEMasks(25, [ms.ConstantFill(-1.0), ms.ConstantFill(2.0)], 3, **WITH_P1), ms.MCRISEScoring(P1)),
+    ),
+    (ms.multi_scale_window, {"window_size": 4, "levels": 2}, ms.MultiScaleWindowMasks(4, 2), ms.OcclusionScoring()),
+    (ms.sliding_radial, {"radius": 2.5, "stride": 3}, ms.SlidingRadialMasks(2.5, 3), ms.OcclusionScoring()),
+    (
+        *(ms.squared_difference, {"radius": 2, "stride": 3, "sigma": 0.5}),
+        *(ms.SlidingRadialMasks(2, 3, 0.5), ms.SquaredDifferenceScoring()),
+    ),
+    (ms.sbsm, {"window_size": 3, "stride": 2}, ms.SlidingWindowMasks(3, 2), ms.SimilarityScoring()),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "masks", "estimator"), METHODS, ids=[row[0].__name__ for row in METHODS]
+)
+def test_a_method_is_its_masks_and_its_estimator(
+    method: Any, settings: dict[str, Any], masks: Masks, estimator: Estimator
+) -> None:
+    """In 3D too, where tests/masks and tests/estimators compare both with plain loops."""
+    for shape in ((2, 9, 8), (2, 7, 6, 5)):
+        image, box, target = image_of(shape), BlackBox(shape), ms.ClassScore("all", "none")
+        shared = {"fill": ms.ConstantFill(0.5), "mask_batch_size": 7}
+        found = explained(method(**settings, target=target, **shared), image, box.describe)
+        expected = explained(ms.PerturbationInferer(masks, target, estimator, **shared), image, box.describe)
+        np.testing.assert_array_equal(found, expected)
+        assert np.abs(expected).max() > 1e-3
