@@ -8,6 +8,7 @@ is the files of one UID in one folder, so that one of its files leads to all of 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import warnings
@@ -30,13 +31,19 @@ __all__ += ["series_id", "sorted_series", "volume_of"]
 warnings.filterwarnings("ignore", module=r"pydicom\.")
 logging.getLogger("pydicom").setLevel(logging.ERROR)
 
-_CLOSE = 1e-2  # of the distance between slices, and mm within a slice
+_CLOSE = 1e-2  # of the distance between slices
 _SAME = 1e-4  # of direction cosines and pixel spacings
 
 _SUFFIXES = (".dcm", ".dicom", ".ima")
 _STORAGE = "1.2.840.10008.5.1.4.1.1"
 # Secondary captures and their kinds, parametric maps, segmentations.
 _NO_SCANS = (f"{_STORAGE}.7", f"{_STORAGE}.7.", f"{_STORAGE}.30", f"{_STORAGE}.66.4")
+# What all slices of a volume have the same.
+_ONE_VALUE = {
+    "patients": ("PatientID", "PatientName"),
+    "frames of reference": ("FrameOfReferenceUID",),
+    "photometric interpretations": ("PhotometricInterpretation",),
+}
 _TAGS = ["SOPClassUID", "SeriesInstanceUID", "Rows", "ImageType"]
 
 
@@ -55,29 +62,46 @@ def group_series(files: Iterable[str | Path]) -> dict[str, list[Path]]:
     scan: reports, plans, segmentations, parametric maps, secondary captures and localizers.
     """
     found: dict[str, list[Path]] = {}
-    for path in filter(is_dicom, map(Path, files)):
-        pydicom = require("pydicom", "dicom")
-        try:
-            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
-            uid, kind = str(header.get("SeriesInstanceUID", "")), str(header.get("SOPClassUID", ""))
-            is_derived = kind in _NO_SCANS or kind.startswith(_NO_SCANS[1])
-            holds_scan = "Rows" in header and not is_derived and "LOCALIZER" not in (header.get("ImageType") or ())
-        except Exception:  # whatever pydicom raises on a file that is cut, or was never DICOM
-            uid, holds_scan = str(path), True
-        if uid and holds_scan:  # a DICOMDIR has none
+    for path in map(Path, files):
+        if uid := _series_of(path):
             found.setdefault(uid, []).append(path)
     return {uid: sorted(found[uid]) for uid in sorted(found)}
 
 
+def _series_of(path: Path) -> str:
+    """The UID of the series of a file, whose header is read once while the file stays as it is; "" for no scan."""
+    try:
+        status = os.stat(path)
+    except OSError:  # a link to a file that is not there
+        return _uid_of(path)
+    return _uid_of(path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@functools.lru_cache(maxsize=1 << 18)  # an archive's folder may hold many series
+def _uid_of(path: Path, *state: int) -> str:
+    if not is_dicom(path):
+        return ""
+    pydicom = require("pydicom", "dicom")
+    try:
+        header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
+        uid, kind = str(header.get("SeriesInstanceUID", "")), str(header.get("SOPClassUID", ""))  # a DICOMDIR has none
+        is_derived = kind in _NO_SCANS or kind.startswith(_NO_SCANS[1])
+        holds_scan = "Rows" in header and not is_derived and "LOCALIZER" not in (header.get("ImageType") or ())
+    except Exception:  # whatever pydicom raises on a file that is cut, or was never DICOM
+        return str(path)
+    return uid if holds_scan else ""
+
+
 def is_dicom(path: str | Path) -> bool:
     """Whether a file is DICOM by how it begins, or by its suffix, which an empty file keeps. Needs no extra."""
-    path = Path(path)
+    has_suffix = Path(path).suffix.lower() in _SUFFIXES
+    if not os.path.isfile(path):  # a folder, or a named pipe, which nobody may ever write to
+        return has_suffix and not os.path.exists(path)
     try:
-        with path.open("rb") as file:
-            begins = file.read(132)[128:] == b"DICM"
+        with open(path, "rb") as file:
+            return has_suffix or file.read(132)[128:] == b"DICM"
     except OSError:
-        begins = False
-    return begins or (path.suffix.lower() in _SUFFIXES and not path.is_dir())
+        return has_suffix
 
 
 def holds_series(path: str | Path) -> bool:
@@ -125,8 +149,8 @@ def sorted_series(files: Sequence[str | Path]) -> list[Any]:
     """The slices of a series, as pydicom has them, sorted by their position along the normal of their plane.
 
     An AdviceError refuses files that cannot be read, of several series, or that are not images; slices of several
-    frames or in colours; fewer than two slices; slices that differ in orientation, spacing or shape; that share a
-    position; and gaps.
+    frames, in colours or with a table of values; fewer than two slices; slices that differ in orientation, spacing,
+    shape, patient or photometric interpretation; that share a position; and gaps.
     """
     pydicom = require("pydicom", "dicom")
     if not files:
@@ -172,6 +196,8 @@ def _not_slices(slices: Sequence[Any]) -> str:
         return f"{objects} of its {len(slices)} files hold no image: take them out of the folder"
     if any(int(each.get("NumberOfFrames", 1) or 1) > 1 or each.get("SamplesPerPixel", 1) != 1 for each in slices):
         return "a file holds several frames or colours, one gray slice a file is expected: convert it to NIfTI"
+    if any("ModalityLUTSequence" in each for each in slices):
+        return "its values are numbers of a table (ModalityLUTSequence), which is not read here: convert it to NIfTI"
     for word in ("ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing"):
         lacking = sum(not each.get(word) for each in slices)
         if lacking:
@@ -184,23 +210,40 @@ def _not_slices(slices: Sequence[Any]) -> str:
     for what, values in alike:
         if not np.ptp(np.array(values, float), axis=0).max() <= _SAME:
             return f"its slices have mixed {what}: split it into one series for each"
-    if len({str(each.get("FrameOfReferenceUID", "")) for each in slices}) > 1:
-        return "its slices have mixed frames of reference: split it into one series for each"
+    for what, words in _ONE_VALUE.items():
+        if len({tuple(str(each.get(word, "")) for word in words) for each in slices}) > 1:
+            return f"its slices have mixed {what}: split it into one series for each"
     return "it has 1 slice, 2 or more are expected" if len(slices) < 2 else ""
 
 
 def _misplaced(positions: np.ndarray, normal: np.ndarray) -> str:
     """What is wrong with the sorted positions ``(slices, 3)`` in mm, in words."""
-    steps = np.diff(positions, axis=0)
-    along = steps @ normal
+    along = np.diff(positions, axis=0) @ normal
     typical = float(np.sort(along)[(len(along) - 1) // 2])
     same = int((along <= _CLOSE * max(typical, _CLOSE)).sum())
     if same:
         return f"{same} of its slices lie where another lies: split it, or remove the copies"
-    wide = np.flatnonzero(np.abs(along - typical) > _CLOSE * typical)
+    wide = np.flatnonzero(along > 1.5 * typical)
     if len(wide):
         gap = f"a gap of {along[wide[0]]:.4g} mm after slice {wide[0] + 1} of {len(positions)}"
         return f"{gap}, where slices lie {typical:.4g} mm apart: copy the missing slices, or resample the scan"
-    if np.abs(steps - steps.mean(axis=0)).max() > _CLOSE:
-        return "its slices are not on one line: resample the scan"
+    numbers = np.arange(len(positions))
+    start, step = np.polynomial.polynomial.polyfit(numbers, positions, 1)
+    off = np.abs(positions - start - numbers[:, None] * step)
+    # The line is fitted to rounded positions, so they lie up to twice their rounding off it.
+    wrong = np.flatnonzero((off > 2 * _rounding(positions) + _CLOSE * typical).any(axis=1))
+    if len(wrong):
+        return (
+            f"slice {wrong[0] + 1} of {len(positions)} lies {off[wrong[0]].max():.3g} mm off the line on which slices "
+            f"are {np.linalg.norm(step):.4g} mm apart: resample the scan"
+        )
     return ""
+
+
+def _rounding(positions: np.ndarray) -> np.ndarray:
+    """Half the last decimal with which positions ``(slices, 3)`` are given, by axis. Whole numbers are not rounded."""
+
+    def decimals(values: np.ndarray) -> int:
+        return next((n for n in range(1, 7) if np.abs(values - values.round(n)).max() < 1e-8), 7)
+
+    return 0.5 * 10.0 ** -np.array([decimals(values) for values in positions.T])

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import errno
 import functools
+import gzip
 import logging
 import os
 import socket
 import time
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -32,18 +34,9 @@ from monai_saliency.errors import AdviceError, CaseError, OutputError
 from monai_saliency.storage.dicom import holds_series, read_series, series_files
 from monai_saliency.utils.arguments import require
 
-__all__ = [
-    "NIFTI",
-    "ScanReader",
-    "atomic_path",
-    "case_file",
-    "check_readers",
-    "format_of",
-    "load_image",
-    "load_label",
-    "load_scan",
-]
-__all__ += ["locked", "remove_stale", "scan_loader", "scan_stem", "temporary_path"]
+__all__ = ["NIFTI", "TURNED", "ScanReader", "atomic_path", "case_file", "check_readers", "damage_of", "format_of"]
+__all__ += ["load_image", "load_label", "load_scan", "locked", "remove_stale", "scan_loader", "scan_stem"]
+__all__ += ["temporary_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +44,9 @@ logger = logging.getLogger(__name__)
 warnings.filterwarnings("ignore", message="NvImgCodecPydicomReader: nvImageCodec decoder plugin did not register")
 logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
 
+TURNED = "turned_by_exif"  # in the meta data of a photograph: whether it is turned, as its file asks viewers to do
+
+_ORIENTATION = 274  # the tag of EXIF
 _TEMPORARY = ".tmp-"
 _LEFT = 3600  # seconds since the last byte, after which nobody writes to a temporary file any more
 # What the file system says of one name. Other names may do.
@@ -105,12 +101,15 @@ def check_readers(paths: Iterable[str | Path]) -> None:
 class ScanReader(ImageReader):
     """Reads NRRD and MetaImage scans with MONAI's ``ITKReader``, photographs with its ``PILReader``, and DICOM series.
 
-    ``channels`` is 1 or 3 for photographs in gray or in colours; None as they are.
+    Args:
+        channels: 1 or 3 for photographs in gray or in colours; None as they are.
+        turn: whether photographs are turned by their EXIF orientation, as viewers do.
     """
 
-    def __init__(self, channels: int | None = None) -> None:
+    def __init__(self, channels: int | None = None, turn: bool = True) -> None:
         super().__init__()
         self.channels = channels
+        self.turn = turn
 
     def verify_suffix(self, filename: Sequence[Any] | Any) -> bool:
         """Whether all of these files are of a format that is read here."""
@@ -125,6 +124,8 @@ class ScanReader(ImageReader):
             if len({Path(file).parent for file in files}) > 1:  # the first file alone is known later on
                 raise AdviceError("the files of the DICOM series lie in several folders: put them into one")
             return self, read_series(files)
+        if pipes := [name for name in names if os.path.exists(name) and not os.path.isfile(name)]:
+            raise AdviceError(f"{pipes[0]} is a pipe or a folder, a file is expected: take it off the list of scans")
         check_readers(names[:1])
         is_photograph = getattr(format_of(names[0]), "is_photograph", False)
         reader: ImageReader = PILReader(converter=self._converted) if is_photograph else ITKReader()
@@ -143,6 +144,8 @@ class ScanReader(ImageReader):
                 MetaKeys.ORIGINAL_CHANNEL_DIM: float("nan"),
             }
         data, meta = reader.get_data(content)
+        if isinstance(reader, PILReader):
+            meta[TURNED] = self.turn
         if isinstance(reader, PILReader) and self.channels == 3 and data.ndim == 2:  # which Pillow would cut to 8 bits
             data = np.stack([data] * 3, axis=-1)
             meta[MetaKeys.ORIGINAL_CHANNEL_DIM] = -1
@@ -152,7 +155,14 @@ class ScanReader(ImageReader):
         """A Pillow image in gray or in colours."""
         if image.format == "TIFF" and getattr(image, "n_frames", 1) > 1:  # a camera's JPEG holds a preview too
             raise AdviceError(f"the file holds {image.n_frames} pictures, 1 is expected: split it into single pictures")
-        image.load()  # a TIFF that lies on its side is turned here, and has its shape only then
+        if self.turn and image.getexif().get(_ORIENTATION) in range(2, 9):
+            _say_turned(image.filename)
+        image.filename = (
+            ""  # else Pillow (13.0) maps a gray TIFF into memory by the shape that it will have once turned
+        )
+        image.load()  # a TIFF is turned here
+        if self.turn:
+            require("PIL.ImageOps", "pillow").exif_transpose(image, in_place=True)
         if self.channels not in (1, 3) or image.mode in ("L", "I", "F") or image.mode.startswith("I;16"):
             return image
         return image.convert("RGB" if self.channels == 3 and image.mode not in ("1", "LA", "La") else "L")
@@ -162,10 +172,15 @@ def _is_series(names: Sequence[Any]) -> bool:
     return bool(names) and format_of(names[0]) is None and holds_series(names[0])
 
 
-def load_image(channels: int | None = None, **settings: Any) -> LoadImage:
-    """MONAI's ``LoadImage`` for all formats of this module; ``channels`` is an argument of :class:`ScanReader`."""
+@functools.cache
+def _say_turned(file: str) -> None:
+    logger.warning("%s is turned by its EXIF orientation, as viewers show it", file)
+
+
+def load_image(channels: int | None = None, turn: bool = True, **settings: Any) -> LoadImage:
+    """MONAI's ``LoadImage`` for all formats of this module; for ``channels`` and ``turn`` see :class:`ScanReader`."""
     loader = LoadImage(**settings)
-    loader.register(ScanReader(channels))
+    loader.register(ScanReader(channels, turn))
     return loader
 
 
@@ -179,6 +194,19 @@ def scan_loader(keys: Any, channels: int | None = None, **settings: Any) -> Load
     loader = LoadImaged(keys, **settings)
     loader.register(ScanReader(channels))
     return loader
+
+
+def damage_of(path: str | Path) -> str:
+    """Why a gzip file is not as it was written, in words; "" where it is. Its checksum, which nibabel does not reach,
+    lies at its end.
+    """
+    try:
+        with gzip.open(path) as file:
+            while file.read(1 << 20):
+                pass
+    except (OSError, EOFError, zlib.error) as error:
+        return f"its file {path} is damaged ({error}): copy it again, or make it anew"
+    return ""
 
 
 def load_scan(path: str | Path) -> SpatialImage:

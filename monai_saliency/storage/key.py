@@ -274,7 +274,8 @@ _HEADERS = {".hdr", ".img", ".mhd", ".nhdr"}  # of scans in two files of one ste
 
 def _files_of(path: str) -> Iterator[str]:
     if os.path.isdir(path):
-        yield from (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+        names = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+        yield from filter(os.path.isfile, names)  # not a named pipe, which would be waited for
     elif os.path.isfile(path):
         stem, ending = os.path.splitext(path)
         pair = glob.glob(f"{glob.escape(stem)}.*") if ending in _HEADERS else []

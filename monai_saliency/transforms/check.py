@@ -16,7 +16,7 @@ from monai.utils import MetaKeys
 
 from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError
-from monai_saliency.storage.files import load_scan
+from monai_saliency.storage.files import damage_of, load_scan
 from monai_saliency.utils.arguments import whole_number
 
 __all__ = ["CheckScand", "header_problem"]
@@ -32,8 +32,8 @@ class CheckScand(MapTransform):
 
     Raises:
         CaseError: when called, for another number of spatial axes or channels, complex, NaN or infinite
-            voxels, an affine that is singular or not finite, or a NIfTI header of which MONAI reads another place of
-            the voxels than the sform, on whose grid maps are saved.
+            voxels, a ``.nii.gz`` whose checksum is wrong, an affine that is singular or not finite, or a NIfTI header
+            of which MONAI reads another place of the voxels than the sform, on whose grid maps are saved.
 
     Example::
 
@@ -81,6 +81,8 @@ def header_problem(image: torch.Tensor, dims: int) -> str | None:
     scan = load_scan(path) if path.name.lower().endswith((".nii", ".nii.gz")) and path.is_file() else None
     if image.is_complex() or (scan is not None and scan.get_data_dtype().kind == "c"):
         return "its voxels are complex numbers: save their magnitude, or the part that the network is for, as a scan"
+    if scan is not None and path.suffix.lower() == ".gz" and (damage := damage_of(path)):
+        return damage
     if not isinstance(image, MetaTensor):
         return None
     # MONAI's reader replaces affines that it does not accept.

@@ -24,7 +24,7 @@ from scipy import ndimage
 from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError, OutputError
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.storage.files import atomic_path, case_file, load_image, load_label, load_scan
+from monai_saliency.storage.files import TURNED, atomic_path, case_file, load_image, load_label, load_scan
 from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers
 from monai_saliency.visualize.legend import Legend, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture
@@ -91,7 +91,8 @@ def _loaded_grid(saliency: torch.Tensor, path: str) -> _Grid:
     affine = np.asarray(meta[MetaKeys.ORIGINAL_AFFINE], dtype=np.float64) if known else np.eye(4)
 
     def voxels() -> np.ndarray:
-        image = load_image(3, image_only=True, ensure_channel_first=True)(path)
+        turn = bool(meta.get(TURNED))  # the reader of another bundle does not turn photographs
+        image = load_image(3, turn, image_only=True, ensure_channel_first=True)(path)
         found, own = np.moveaxis(image.numpy(), 0, -1), image.affine.numpy()
         if not known or image.ndim != 4 or np.allclose(affine, own):
             return found

@@ -17,7 +17,7 @@ from helpers.files import contents, rows_of, voxels
 from helpers.layouts import LAYOUTS, Bundle, Layout
 from helpers.own_bundle import SMALL_NET, run
 from helpers.paths import BUNDLE, BUNDLES
-from helpers.scans import AFFINES, volume, write_scans
+from helpers.scans import AFFINES, damage, volume, write_scans
 from monai.bundle import ConfigParser
 from monai.networks.nets import DenseNet
 from monai.transforms import LoadImage
@@ -316,7 +316,8 @@ def test_files_of_one_stem_and_a_second_cohort_in_one_folder(tmp_path: Path, cap
 
 def test_scans_without_a_place_are_refused_before_they_are_explained(tmp_path: Path) -> None:
     """Their maps would lie nowhere. The others have theirs, and no perturbed image of the refused ones is run."""
-    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, low=0, high=200) for i in range(4)]
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, low=0, high=200) for i in range(5)]
+    damage(scans[4])
     two_places = nib.load(scans[0])
     two_places.set_qform(two_places.affine, 1)
     two_places.set_sform(two_places.affine @ np.diag([2.0, 1, 1, 1]), 1)
@@ -330,14 +331,15 @@ def test_scans_without_a_place_are_refused_before_they_are_explained(tmp_path: P
     real = {"_target_": "EnsureTyped", **keys, "dtype": "$torch.float32"}
     load = [{"_target_": name, **keys} for name in ("LoadImaged", "EnsureChannelFirstd")]
     parts = {"preprocessing": {"_target_": "Compose", "transforms": [*load, real]}, "imports": ["$import torch"]}
-    with pytest.raises(SystemExit, match="3 cases without a map"):
+    with pytest.raises(SystemExit, match="4 cases without a map"):
         Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(small_bundle(scans, network, **parts))
     errors = {row["case"]: row["error"] for row in rows_of(tmp_path / "maps" / "failures.csv")}
     assert "put voxels up to" in errors["0"]
     assert "complex numbers" in errors["1"]
     assert "singular" in errors["2"]
+    assert "4.nii.gz is damaged" in errors["4"]
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["3"]
-    assert network.images < 4 + 3 * (5 + 1) + 5  # predictions, one case, and what is run to check its rows
+    assert network.images < 5 + 3 * (5 + 1) + 5  # predictions, one case, and what is run to check its rows
 
 
 class Counted(Brightness):

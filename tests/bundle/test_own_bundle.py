@@ -17,7 +17,7 @@ import torch
 from helpers import commands
 from helpers.own_bundle import SMALL_NET, run
 from helpers.paths import BUNDLE, CONFIGS, SCHEMA
-from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
+from helpers.scans import LPS, OBLIQUE, PERMUTED, damage, write_scan
 from monai.bundle import ConfigParser, ConfigWorkflow
 from monai.networks.nets import DenseNet
 
@@ -112,6 +112,9 @@ def broken(kind: str, folder: Path) -> str:
     if kind == "truncated":
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         return "truncated"
+    if kind == "checksum":
+        damage(path)
+        return "_broken.nii.gz is damaged (CRC check failed"
     if kind == "4D":
         data = np.stack([data] * 5, axis=-1)
         message = "4D series of 5 volumes"
@@ -132,7 +135,7 @@ def broken(kind: str, folder: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("kind", ["truncated", "4D", "NaN", "singular"])
+@pytest.mark.parametrize("kind", ["truncated", "checksum", "4D", "NaN", "singular"])
 def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
     message = broken(kind, cohort)
     (cohort / "z_broken.nii.gz").rename(cohort / "b_broken.nii.gz")  # in the middle, so that some come after it

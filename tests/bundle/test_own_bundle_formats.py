@@ -9,22 +9,36 @@ import numpy as np
 import pytest
 from helpers.own_bundle import run
 from helpers.scans import MARK, mark_in_picture, radiograph
+from PIL import Image
 
 FLAT = {"network_def": {"_target_": "helpers.brightness.Brightness"}, "spatial_dims": 2, "spatial_size": [32, 24]}
 FLAT |= {"pixdim": None, "window_size": 6, "stride": 3, "classes": [1], "activation": "none"}
 SIZES = {"a.png": (31, 45), "site/b.png": (37, 40), "site/b.jpg": (37, 40), "c.tiff": (41, 44), "d.png": (29, 51)}
+SIZES |= {"e.jpg": (33, 47)}
 
 
 def radiographs(folder: Path) -> Path:
     for name, size in SIZES.items():
         radiograph(folder / name, *size, bits=16 if name in ("a.png", "c.tiff") else 8, colours=name == "d.png")
+    exif = Image.Exif()
+    exif[274] = 6  # to be turned clockwise
+    with Image.open(folder / "e.jpg") as upright:
+        upright.transpose(Image.Transpose.ROTATE_90).save(folder / "e.jpg", exif=exif, quality=95)
     return folder
 
 
-def test_radiographs_get_maps_that_lie_as_they_do(tmp_path: Path) -> None:
-    """8 and 16 bits, odd sizes, gray and colours, two files that differ in their suffix alone."""
+def test_radiographs_get_maps_that_lie_as_they_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """8 and 16 bits, odd sizes, gray and colours, one that lies on its side, two files that differ in their suffix."""
     rows = run(radiographs(tmp_path / "in"), tmp_path / "out", "", picture=True, **FLAT)
-    names = {"a": "a.png", "c": "c.tiff", "d": "d.png", "site/b.jpg": "site/b.jpg", "site/b.png": "site/b.png"}
+    assert "e.jpg is turned by its EXIF orientation" in caplog.text
+    names = {
+        "a": "a.png",
+        "c": "c.tiff",
+        "d": "d.png",
+        "e": "e.jpg",
+        "site/b.jpg": "site/b.jpg",
+        "site/b.png": "site/b.png",
+    }
     assert [row["case"] for row in rows] == [*names]
     for row, name in zip(rows, names.values(), strict=True):
         saved = nib.load(tmp_path / "out" / f"{row['case']}_saliency.nii.gz")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nibabel as nib
@@ -116,6 +119,47 @@ def test_a_changed_slice_is_preprocessed_again(tmp_path: Path) -> None:
     changed = read()
     assert np.array_equal(changed[..., :-1], first[..., :-1])
     assert np.array_equal(changed[..., -1], first[..., -1] + 100)
+
+
+@contextmanager
+def pipe(path: Path) -> Iterator[None]:
+    """A named pipe, of which nothing is read. A reader of an empty one would wait for ever."""
+    os.mkfifo(path)
+    kept = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    os.write(kept, b"no scan" * 99)
+    yield
+    assert os.read(kept, 1000) == b"no scan" * 99
+    os.close(kept)
+
+
+def test_named_pipes_are_not_opened(tmp_path: Path) -> None:
+    """Nor are they left out in silence where they are called a scan."""
+    files = write(tmp_path / "ct", "1.2.3")
+    with pipe(tmp_path / "ct" / "pipe"), pipe(tmp_path / "ct" / "pipe.dcm"), pipe(tmp_path / "photo.png"):
+        (case,) = find_cases(tmp_path)
+        assert case["image"] == [*map(str, files)] == [*map(str, series_files(files[1]))]
+        assert scan_mark(files[0])
+        assert scan_mark(str(tmp_path / "ct"))
+        (photo,) = find_cases(tmp_path, spatial_dims=2)
+        with pytest.raises(CaseError, match=r"case photo: .*photo.png is a pipe .* take it off the list"):
+            CachedDataset([photo], scan_loader("image"))[0]
+
+
+def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many cases the folder has. A file that has changed is read again."""
+    series = [write(tmp_path, f"1.2.{number}") for number in range(3, 7)]
+    read: list[Path] = []
+    dcmread = pydicom.dcmread
+    monkeypatch.setattr(pydicom, "dcmread", lambda path, **given: read.append(path) or dcmread(path, **given))
+    for files in series * 2:
+        assert series_files(files[0]) == files
+    assert read == []
+    other = dcmread(series[0][0])
+    other.SeriesInstanceUID = "1.2.4"
+    other.save_as(series[0][0])
+    assert series_files(series[0][1]) == series[0][1:]
+    assert series_files(series[1][0]) == sorted([series[0][0], *series[1]])
+    assert read == [series[0][0]]
 
 
 def test_localizers_are_left_out(tmp_path: Path) -> None:

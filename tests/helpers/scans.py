@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import nibabel as nib
@@ -52,6 +53,15 @@ def volume(
     path.parent.mkdir(parents=True, exist_ok=True)
     nib.save(image, path)
     return path
+
+
+def damage(path: Path) -> None:
+    """Change one voxel of a ``.nii.gz``, of which nibabel says nothing: the checksum at the file's end is not read."""
+    before = np.asarray(nib.load(path).dataobj)
+    packed = bytearray(gzip.compress(gzip.decompress(path.read_bytes()), 0))
+    packed[-100] ^= 64
+    path.write_bytes(packed)
+    assert (np.asarray(nib.load(path).dataobj) != before).sum() == 1
 
 
 def photograph(path: Path, width: int, height: int, seed: int) -> Path:

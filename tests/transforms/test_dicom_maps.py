@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.dicom_series import COLUMNS, CORNER, PATIENT, ROWS, SLICES, expected_affine, made_slice, stored, write
+from helpers.dicom_series import (
+    COLUMNS,
+    CORNER,
+    PATIENT,
+    ROWS,
+    SLICES,
+    expected_affine,
+    made_slice,
+    stored,
+    turned,
+    write,
+)
 from monai.data import MetaTensor
 
 from monai_saliency.errors import AdviceError
@@ -113,6 +124,10 @@ def without_pixels(number: int, made: Any) -> Any:
         (on_second(PixelSpacing=[1, 1]), "mixed pixel spacings"),
         (on_second(FrameOfReferenceUID="1.2.8"), "mixed frames of reference"),
         (on_second(NumberOfFrames=2), "several frames"),
+        (on_second(PatientID="43"), "mixed patients"),
+        (on_second(PatientName="Roe^Richard"), "mixed patients"),
+        (on_second(PhotometricInterpretation="MONOCHROME1"), "mixed photometric interpretations"),
+        (on_second(ModalityLUTSequence=[pydicom.Dataset()]), "a table .ModalityLUTSequence., .* convert it to NIfTI"),
         (without_pixels, "hold no image"),
         (lambda number, made: made if number == 0 else None, "it has 1 slice"),
     ],
@@ -122,5 +137,37 @@ def test_wrong_series_are_refused_by_name(tmp_path: Path, change: Any, words: st
     with pytest.raises(AdviceError, match=words) as raised:
         read_series(files)
     assert series_id("1.2.3") in str(raised.value)
-    assert PATIENT not in str(raised.value)
+    assert not any(name in str(raised.value) for name in (PATIENT, "Roe", "43"))
     assert str(tmp_path) not in str(raised.value)
+
+
+def at_rounded(step: float, along: np.ndarray, decimals: int, without: int = -1, moved: int = -1) -> Any:
+    """Slices at these places of a line, rounded; one of them may be left out, or moved by 0.08 mm."""
+
+    def change(number: int, made: Any) -> Any:
+        place = CORNER + (step * number + 0.08 * (number == moved)) * along
+        made.ImagePositionPatient = [f"{each:.{decimals}f}" for each in place]
+        return None if number == without else made
+
+    return change
+
+
+@pytest.mark.parametrize("along", [turned()[2], np.array([0.0, 0, 1])], ids=["oblique", "tilted"])
+@pytest.mark.parametrize(("step", "decimals"), [(0.625, 2), (0.4, 2), (0.4, 1), (2.5, 4)])
+def test_slices_at_rounded_places(step: float, decimals: int, along: np.ndarray, tmp_path: Path) -> None:
+    """They lie where they were before their places were rounded. A missing slice is a gap, whichever it is."""
+    voxels = np.zeros((17, ROWS, COLUMNS))
+    affine = np.asarray(
+        read_series(write(tmp_path / "whole", "1.2.3", at_rounded(step, along, decimals), voxels)).affine
+    )
+    for number in range(17):
+        place = np.diag([-1, -1, 1]) @ (CORNER + step * number * along)
+        assert np.abs(affine[:3] @ [0, 0, number, 1] - place).max() <= 0.5 * 10.0**-decimals + 1e-9
+    for number in (1, 8, 15):
+        files = write(tmp_path / str(number), "1.2.3", at_rounded(step, along, decimals, number), voxels)
+        with pytest.raises(AdviceError, match=f"a gap of .* mm after slice {number} of 16, .* copy the missing"):
+            read_series(files)
+    if decimals > 1:  # else it may have been rounded by as much
+        files = write(tmp_path / "moved", "1.2.3", at_rounded(step, along, decimals, moved=3), voxels)
+        with pytest.raises(AdviceError, match=r"slice 4 of 17 lies 0\.0\d* mm off the line .*: resample the scan"):
+            read_series(files)

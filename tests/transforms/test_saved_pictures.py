@@ -21,6 +21,7 @@ from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged
 from PIL import Image
 
 import monai_saliency as ms
+from monai_saliency.storage.files import scan_loader
 from monai_saliency.transforms import SaveSaliencyd, save
 
 SHAPE = (12, 10, 8)
@@ -151,6 +152,19 @@ def test_the_label_of_a_photograph(tmp_path: Path, drawn: list[Any]) -> None:
     (outline,) = [each for each in figure.axes[0].collections if isinstance(each, ContourSet)]
     (path,) = outline.get_paths()
     assert path.get_extents().extents.tolist() == [2, 4, 5, 6]  # drawn from below
+
+
+def test_a_photograph_is_drawn_as_it_was_explained(tmp_path: Path, drawn: list[Any]) -> None:
+    """Upside down where MONAI's own reader has read it, which knows nothing of EXIF; else as viewers show it."""
+    exif, pixels = Image.Exif(), np.arange(54, dtype=np.uint8).reshape(6, 9)
+    exif[274] = 3
+    Image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
+    for loader, shown in ((LoadImaged("image"), pixels), (scan_loader("image"), pixels[::-1, ::-1])):
+        item = Compose([loader, EnsureChannelFirstd("image")])({"image": str(tmp_path / "photo.png"), "case": "photo"})
+        np.testing.assert_array_equal(item["image"][0].T, shown)
+        item["saliency"] = MetaTensor(torch.rand(1, 9, 6)).copy_meta_from(item["image"])
+        SaveSaliencyd("saliency", tmp_path / "out")(item)
+        np.testing.assert_array_equal(drawn[-1][0].axes[0].images[0].get_array()[::-1], shown)  # from below
 
 
 def test_a_picture_as_svg(tmp_path: Path) -> None:
