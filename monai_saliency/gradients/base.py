@@ -61,19 +61,25 @@ class GradientMethod(ABC):
         """Make the map ``(*spatial)`` of the weighted mean ``(C, *spatial)`` of what :meth:`pull` gives."""
 
     @contextmanager
-    def watching(self, network: Any) -> Iterator[Any]:
-        """Watch a call of the network, for :meth:`pull`; a NoGradient when it cannot be watched."""
+    def watching(self, network: Any, images: torch.Tensor) -> Iterator[Any]:
+        """Watch a call of the network with images or patches ``(n, C, *size)``, for :meth:`pull`; a NoGradient when it
+        cannot be watched.
+        """
         yield None
 
     def pull(
         self, images: torch.Tensor, watched: Any, outputs: Sequence[torch.Tensor], grads: Sequence[Any], keep: bool
     ) -> torch.Tensor | None:
-        """What a call of the network tells of its images or patches ``(n, C, *size)``: the derivative of the score.
+        """The derivative of the score with respect to the images or patches ``(n, C, *size)`` of a call of the network.
 
         ``grads`` is the derivative of the score with respect to each output, ``watched`` what :meth:`watching` gave.
         None where the outputs do not depend on the images. With ``keep`` this is called again for the same call.
         """
         return torch.autograd.grad(outputs, images, grads, retain_graph=keep, allow_unused=True)[0]
+
+    def read(self, derivative: torch.Tensor, watched: Any, images: torch.Tensor) -> torch.Tensor:
+        """Read the map's share ``(n, C, *size)`` of a call of the network from what :meth:`pull` gave for it."""
+        return derivative
 
 
 class NetworkCalls:
@@ -84,6 +90,9 @@ class NetworkCalls:
         self.network = network
         self.again = again
         self.broken = ""
+        #: which score is differentiated, and those that had a derivative other than zero
+        self.score = 0
+        self.moved: set[int] = set()
 
     def __call__(self, call: Callable[..., Any], images: Any, *args: Any, **kwargs: Any) -> Any:
         """The output of a call."""
@@ -108,7 +117,7 @@ class _Call:
         self._kept: tuple[torch.Tensor, Any, Sequence[torch.Tensor]] | None = None
         if calls.again:
             with torch.no_grad():
-                self.output = call(images.detach())
+                self.output = call(images.detach().clone())
         else:
             self.output = self._run(images)
 
@@ -116,10 +125,10 @@ class _Call:
         with torch.enable_grad(), torch.autocast(*self._cast):
             leaf = images.detach().requires_grad_()
             try:
-                with self.calls.method.watching(self.calls.network) as watched:
-                    output = self.call(leaf)
+                with self.calls.method.watching(self.calls.network, leaf) as watched:
+                    output = self.call(leaf.clone())  # which the network may change in place
             except NoGradient as error:
-                self.calls.broken, watched, output = str(error), None, self.call(leaf)
+                self.calls.broken, watched, output = str(error), None, self.call(leaf.clone())
         self._kept = leaf, watched, [each for each in tree_leaves(output) if _is_float(each)]
         return output
 
@@ -138,9 +147,11 @@ class _Call:
         places = [i for i, output in enumerate(outputs) if asked[i] and output.requires_grad]
         if not places:
             return None
-        return self.calls.method.pull(
-            leaf, watched, [outputs[i] for i in places], [grads[i] for i in places], not self.calls.again
-        )
+        asked_of = [outputs[i] for i in places], [grads[i] for i in places]
+        found = self.calls.method.pull(leaf, watched, *asked_of, not self.calls.again)
+        if found is not None and bool(found.any()):
+            self.calls.moved.add(self.calls.score)
+        return None if found is None else self.calls.method.read(found, watched, leaf)
 
 
 class _Function(torch.autograd.Function):

@@ -6,12 +6,14 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from monai_saliency.estimators.base import Meaning
 from monai_saliency.gradients.base import GradientMethod, NoGradient
@@ -22,8 +24,12 @@ __all__ = ["GradCAM"]
 logger = logging.getLogger(__name__)
 
 #: by network: the layer that the log has named
-_named: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+_named: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+_KINDS = "Conv ConvTranspose BatchNorm InstanceNorm MaxPool AvgPool AdaptiveMaxPool AdaptiveAvgPool"
+#: layers that give (n, channels, *spatial)
+_FIRST = (nn.GroupNorm, nn.Upsample, *(getattr(nn, f"{kind}{dims}d") for kind in _KINDS.split() for dims in (1, 2, 3)))
+_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 
 
 class GradCAM(GradientMethod):
@@ -33,20 +39,27 @@ class GradCAM(GradientMethod):
     For a segmentation the score is that of the target's region (Vinogradova, Dibrov and Myers, AAAI 2020). Under a
     sliding window each patch has its own map, and these are added up, as their shares of the score are.
 
+    The layer's output is read as the layer gave it, even if the network changes it in place afterwards. It is
+    ``(n, channels, *spatial)``, ``(n, *spatial, channels)`` as in Swin transformers, or tokens
+    ``(n, tokens, channels)`` as in a ViT, in the order of the voxels, with or without a class token as the first. Which
+    of these it is follows from the convolutions, normalisations and linear layers that ran before, and a case whose
+    layer stays unclear fails.
+
     Args:
         target_layer: a layer by its name in ``network.named_modules()``, such as ``"class_layers.relu"``. None: the
             last one of those whose output is coarsest, but has more than one voxel. That is the layer before the
-            pooling of a classifier, and the bottom of a U-Net. It is named in the log.
+            pooling of a classifier, and the bottom of a U-Net. With a class token it is the last one whose other tokens
+            have a part in the score. It is named in the log.
 
     Example::
 
         >>> import torch
         >>> network = torch.nn.Sequential(torch.nn.AvgPool2d(2), torch.nn.ReLU(), torch.nn.Flatten())
         >>> images = torch.ones(1, 1, 4, 4, requires_grad=True)
-        >>> with GradCAM().watching(network) as layers:
+        >>> with GradCAM().watching(network, images) as watched:
         ...     output = network(images)
-        >>> layers.name
-        '1'
+        >>> [layer.name for layer in watched.layers]
+        ['1']
     """
 
     meaning = Meaning("Grad-CAM, without sign", 0.0, in_score_unit=False, signed=False)
@@ -61,38 +74,49 @@ class GradCAM(GradientMethod):
         return image[None].expand(len(indices), *image.shape).clone()
 
     @contextmanager
-    def watching(self, network: Any) -> Iterator[_Layer]:
-        if not isinstance(network, torch.nn.Module) or isinstance(network, torch.jit.ScriptModule):
+    def watching(self, network: Any, images: torch.Tensor) -> Iterator[_Watched]:
+        if not isinstance(network, nn.Module) or isinstance(network, torch.jit.ScriptModule):
             raise NoGradient(f"it is a {type(network).__name__}, which has no layers that could be watched")
         modules = dict(network.named_modules())
-        if self.target_layer is None:
-            modules = {name: each for name, each in modules.items() if name} or modules
-        elif self.target_layer in modules:
-            modules = {self.target_layer: modules[self.target_layer]}
-        else:
+        names = set(modules) - {""} or {""} if self.target_layer is None else {self.target_layer}
+        if not names <= set(modules):
             words = f"is not a layer of {type(network).__name__}, such as {', '.join(list(modules)[-3:])}"
             raise ValueError(f"`target_layer` {self.target_layer!r} {words}: see network.named_modules()")
-        layer = _Layer()
+        watched = _Watched(network, names, _Layouts(tuple(images.shape)))
         with ExitStack() as stack:
             for name, module in modules.items():
-                stack.callback(module.register_forward_hook(partial(layer.note, name)).remove)
-            yield layer
-        if layer.name is not None and _named.get(network) != layer.name:
-            _named[network] = layer.name
-            logger.info("Grad-CAM of %s reads the layer %r", type(network).__name__, layer.name)
+                stack.callback(module.register_forward_hook(partial(watched.note, name)).remove)
+            yield watched
 
     def pull(
         self, images: torch.Tensor, watched: Any, outputs: Sequence[torch.Tensor], grads: Sequence[Any], keep: bool
     ) -> torch.Tensor | None:
-        if watched.activation is None:
-            words = "gives a tensor (n, channels, *spatial) of two voxels or more with a derivative"
+        if not watched.layers:
+            words = (
+                "gives a tensor (n, channels, *spatial), (n, *spatial, channels) or (n, tokens, channels) of two voxels"
+            )
+            words += f" or more with a derivative, for images {tuple(images.shape)}{watched.unclear}"
             raise NoGradient(f"no layer of those that are watched ({self.target_layer or 'all'}) {words}")
-        activation = watched.activation
-        (found,) = torch.autograd.grad(outputs, activation, grads, retain_graph=keep, allow_unused=True)
-        if found is None:
-            return None
-        weights = found.mean(dim=tuple(range(2, found.ndim)), keepdim=True)
-        cam = (weights * activation.detach()).sum(dim=1, keepdim=True).relu().to(images.dtype)
+        for layer in reversed(watched.layers):
+            (found,) = torch.autograd.grad(outputs, layer.edge, grads, retain_graph=True, allow_unused=True)
+            if found is None:
+                raise NoGradient(f"the score does not depend on the layer {layer.name!r}, as far as autograd sees")
+            if bool(layer.on_grid(found).any()):
+                break
+        else:
+            if bool(found.any()):
+                words = "name one before an attention as `target_layer`, such as the norm1 of a block"
+                raise NoGradient(f"of the layer {layer.name!r} the score reads the class token only: {words}")
+        watched.read = layer
+        if _named.get(watched.network) != layer.name:
+            _named[watched.network] = layer.name
+            logger.info("Grad-CAM of %s reads the layer %r", type(watched.network).__name__, layer.name)
+        return layer.on_grid(found)
+
+    def read(self, derivative: torch.Tensor, watched: Any, images: torch.Tensor) -> torch.Tensor:
+        activation = watched.read.on_grid(watched.read.value).to(images.dtype)
+        weights = derivative.to(images.dtype).mean(dim=tuple(range(2, derivative.ndim)), keepdim=True)
+        cam = (weights * activation).sum(dim=1, keepdim=True).relu()
         cam = F.interpolate(cam, images.shape[2:], mode=_LINEAR[images.ndim - 2], align_corners=False)
         # One map for all channels: it stands in the first of them.
         return torch.cat([cam, cam.new_zeros(len(cam), images.shape[1] - 1, *images.shape[2:])], dim=1)
@@ -101,16 +125,107 @@ class GradCAM(GradientMethod):
         return mean[0]
 
 
-class _Layer:
-    """The layer that is read, of the last call of the network."""
+class _Layer(NamedTuple):
+    """The output of a layer as the layer gave it: its place in the graph, a copy, and how its voxels lie."""
 
-    name: str | None = None
-    activation: torch.Tensor | None = None
+    name: str
+    edge: GradientEdge
+    value: torch.Tensor
+    grid: tuple[int, ...]
+    channels_last: bool
 
-    def note(self, name: str, module: Any, inputs: Any, output: Any) -> None:
+    def on_grid(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the output's shape as ``(n, channels, *grid)``, without a class token."""
+        if not self.channels_last:
+            return tensor
+        return tensor.flatten(1, -2)[:, -math.prod(self.grid) :].unflatten(1, self.grid).movedim(-1, 1)
+
+
+class _Watched:
+    """The layers of one call of a network that may be read: one, or several with a class token."""
+
+    def __init__(self, network: nn.Module, names: set[str], layouts: _Layouts) -> None:
+        self.network, self.names, self.layouts = network, names, layouts
+        self.layers: list[_Layer] = []
+        self.unclear = ""
+
+    def note(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         """Take the output of a layer that is as coarse, or coarser."""
-        if not isinstance(output, torch.Tensor) or not output.requires_grad or output.ndim not in (3, 4, 5):
+        if not isinstance(output, torch.Tensor):
             return
-        size = math.prod(output.shape[2:])
-        if size > 1 and (self.activation is None or size <= math.prod(self.activation.shape[2:])):
-            self.name, self.activation = name, output
+        shape = tuple(output.shape)
+        found = self.layouts.of(module, shape)
+        if name not in self.names or not output.requires_grad:
+            return
+        if found is None:
+            self.unclear = f"; {name!r} gives {shape}"
+            return
+        (grid, last), coarsest = found, self.layers[-1].grid if self.layers else found[0]
+        if not 1 < math.prod(grid) <= math.prod(coarsest):
+            return
+        if grid != coarsest or not last or math.prod(shape[1:-1]) == math.prod(grid):  # no class token
+            self.layers.clear()
+        # An in-place change gives the tensor another place in the graph, and this one stays.
+        self.layers.append(_Layer(name, get_gradient_edge(output), output.detach().clone(), grid, last))
+
+
+class _Layouts:
+    """Where the channels and voxels of layers' outputs are, by the layers that ran before in a call of a network."""
+
+    def __init__(self, images: tuple[int, ...]) -> None:
+        self.images = images
+        self.grids = {images[2:]}
+        self.axes: dict[tuple[int, ...], set[int]] = {}
+        self.any_last = False
+
+    def of(self, module: nn.Module, shape: tuple[int, ...]) -> tuple[tuple[int, ...], bool] | None:
+        """The grid of an output, and whether its channels are last; None where that is unclear."""
+        own = _channel_axis(module)
+        self.any_last = self.any_last or (own == -1 and len(shape) > 2)
+        tokens = len(shape) == 3 < len(self.images)
+        if shape[:1] != self.images[:1] or not (tokens or len(shape) == len(self.images)):
+            return None
+        first, last = map(self._of_tokens, (shape[2], shape[1])) if tokens else (shape[2:], shape[1:-1])
+        axis = own or self._inferred(shape, first, last)
+        grid = {1: first, -1: last}.get(axis)
+        if grid is None or (axis == -1 and grid not in self.grids | self._coarser()):  # as of windows, or heads
+            return None
+        if own:
+            self.grids.add(grid)
+            self.axes.setdefault(shape, set()).add(own)
+        return None if tokens and axis == 1 else (grid, axis == -1)
+
+    def _inferred(self, shape: tuple[int, ...], first: Any, last: Any) -> int:
+        """The axis of the channels, by a layer that gave this shape or by known grids; 0 where it is unclear."""
+        axes = self.axes.get(shape, set())
+        if len(axes) != 1:
+            known = self.grids if self.any_last else self.grids | _divided(self.images[2:])
+            axes = {axis for axis, grid in ((1, first), (-1, last)) if grid in known}
+        return next(iter(axes)) if len(axes) == 1 else 0 if self.any_last else 1
+
+    def _of_tokens(self, count: int) -> tuple[int, ...] | None:
+        """The one grid of so many voxels, or one less: the class token."""
+        for grids in (self.grids, self._coarser()):
+            for voxels in (count, count - 1):
+                if found := {grid for grid in grids if math.prod(grid) == voxels}:
+                    return found.pop() if len(found) == 1 else None
+        return None
+
+    def _coarser(self) -> set[tuple[int, ...]]:
+        """The grids that a linear layer may merge patches to."""
+        halves = {tuple(-(-each // 2) for each in grid) for grid in self.grids}
+        return halves if len(self.grids) > 1 else set(_divided(self.images[2:]))
+
+
+def _channel_axis(module: nn.Module) -> int | None:
+    """The axis of the channels in a layer's output, where the layer's kind tells it."""
+    if isinstance(module, _FIRST):
+        return 1
+    return -1 if type(module) in _LAST and len(getattr(module, "normalized_shape", (0,))) == 1 else None
+
+
+@lru_cache
+def _divided(sizes: tuple[int, ...]) -> frozenset[tuple[int, ...]]:
+    """The sizes divided by each number that divides all of them."""
+    factors = (each for each in range(1, min(sizes) + 1) if all(size % each == 0 for size in sizes))
+    return frozenset(tuple(size // each for size in sizes) for each in factors)

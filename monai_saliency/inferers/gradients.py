@@ -1,10 +1,10 @@
 """The loop of white-box methods: differentiate the score at some images, and make the map of the mean.
 
 This needs a network whose scores can be differentiated: a module, TorchScript, or any callable of torch's operations. A
-remote call, an exported engine, a network under ``no_grad`` and a target that counts voxels give no derivative. Such a
-case fails, unless the score is the same for the image and its fill: then the map is zero. Under any inferer but
-``SimpleInferer`` the network's calls are made again when the derivative of their outputs is known
-(:class:`~monai_saliency.gradients.base.NetworkCalls`).
+remote call, an exported engine, a network under ``no_grad`` and a target that counts voxels give no derivative, and a
+network that rounds gives zeros. Such a case fails, unless the score is the same for each image that was run: then the
+map is zero. Under any inferer but ``SimpleInferer`` the network's calls are made again when the derivative of their
+outputs is known (:class:`~monai_saliency.gradients.base.NetworkCalls`).
 
 captum and MONAI have the same methods for one image of a classifier; tests hold that the maps are equal.
 """
@@ -26,7 +26,7 @@ from monai_saliency.inferers.forward import Cancelled, Forward
 from monai_saliency.inferers.whole_method import OneCase, WholeMethodInferer
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.runtime import plain_network, runtime_settings
-from monai_saliency.targets.base import BoundTarget, Target
+from monai_saliency.targets.base import BoundTarget, Target, label_name
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import accumulation_dtype
@@ -82,14 +82,29 @@ class _Run(OneCase):
         self.rows.check_unperturbed(self.index, output, bound)
         filled = bound(self.run(fill[None])).clone()
         sums, scores = self.mean(image, fill, bound)
+        scores = torch.cat([scores, filled])
         if self.calls.broken:
-            # A score that does not depend on the image has no derivative, and a map of zeros.
-            if not self.rows.same(bound(output), filled):
-                raise self.refused(self.calls.broken)
+            self.calls.moved.clear()
             sums = torch.zeros_like(sums)
+        self.refuse_flat(bound, torch.cat([bound(output), scores]))
         maps = torch.stack([self.method.map(each, image, fill) for each in sums])
-        self.finish(output, maps, torch.cat([scores, filled]))
-        self.state.forwards_here += len(scores) + 2
+        self.finish(output, maps, scores)
+        self.state.forwards_here += len(scores) + 1
+
+    def refuse_flat(self, bound: BoundTarget, scores: torch.Tensor) -> None:
+        """Refuse a score without a derivative that changes from image to image, ``(images, K)``. One that is the same
+        for all does not depend on the image, and has a map of zeros.
+        """
+        for k, label in enumerate(map(label_name, bound.labels)):
+            here = scores[:, k]
+            if k not in self.calls.moved and not self.rows.same(here, here[:1].expand_as(here)):
+                zero = (
+                    f"for {label} it is zero at all {len(here)} images, though the score is {here[0]:.6g} at the first"
+                )
+                why = (
+                    f"{zero} and {here[-1]:.6g} at the fill: something rounds, compares with a threshold, or saturates"
+                )
+                raise self.refused(self.calls.broken or why)
 
     def mean(self, image: torch.Tensor, fill: torch.Tensor, bound: BoundTarget) -> tuple[torch.Tensor, torch.Tensor]:
         """The weighted mean of what is read at each image, ``(K, C, *spatial)``, and the scores ``(N, K)``."""
@@ -106,6 +121,7 @@ class _Run(OneCase):
             with torch.enable_grad(), stage("derivative"):
                 scores = bound(self.run(leaf, self.tracing))
                 for k in range(scores.shape[1]):
+                    self.calls.score = k
                     sums[k] += weight * self.derivative(scores[0, k], leaf, k + 1 < scores.shape[1])[0].to(sums)
         except (Cancelled, CaseError, torch.OutOfMemoryError):
             raise
