@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from monai_saliency.estimators.base import Meaning
 from monai_saliency.gradients.base import GradientMethod, NoGradient
 from monai_saliency.utils.arguments import instance
+from monai_saliency.utils.monai_private import is_view
 
 __all__ = ["GradCAM"]
 
@@ -149,34 +150,30 @@ class _Watched:
         self.layers: list[_Layer] = []
         self.unclear = ""
 
-    def note(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Take the output of a layer that is as coarse, or coarser."""
-        if not isinstance(output, torch.Tensor):
-            return
-        shape = tuple(output.shape)
-        found = self.layouts.of(module, shape)
-        if name not in self.names or not output.requires_grad:
-            return
+    def note(self, name: str, module: nn.Module, inputs: Any, output: Any) -> torch.Tensor | None:
+        """Take the output of a layer that is as coarse, or coarser. A tensor that is given takes its place."""
+        found = self.layouts.of(module, output.shape) if isinstance(output, torch.Tensor) else None
+        if name not in self.names or not getattr(output, "requires_grad", False):
+            return None
         if found is None:
-            self.unclear = f"; {name!r} gives {shape}"
-            return
+            self.unclear = f"; {name!r} gives {tuple(output.shape)}"
+            return None
         (grid, last), coarsest = found, self.layers[-1].grid if self.layers else found[0]
         if not 1 < math.prod(grid) <= math.prod(coarsest):
-            return
-        if grid != coarsest or not last or math.prod(shape[1:-1]) == math.prod(grid):  # no class token
+            return None
+        if grid != coarsest or not last or output.shape[1:-1].numel() == math.prod(grid):  # no class token
             self.layers.clear()
-        # An in-place change gives the tensor another place in the graph, and this one stays.
+        # A change in place gives the tensor another place in the graph, and this one stays. A view's would not.
         self.layers.append(_Layer(name, get_gradient_edge(output), output.detach().clone(), grid, last))
+        return output.clone() if is_view(output) else None
 
 
 class _Layouts:
     """Where the channels and voxels of layers' outputs are, by the layers that ran before in a call of a network."""
 
     def __init__(self, images: tuple[int, ...]) -> None:
-        self.images = images
-        self.grids = {images[2:]}
+        self.images, self.grids, self.any_last = images, {images[2:]}, False
         self.axes: dict[tuple[int, ...], set[int]] = {}
-        self.any_last = False
 
     def of(self, module: nn.Module, shape: tuple[int, ...]) -> tuple[tuple[int, ...], bool] | None:
         """The grid of an output, and whether its channels are last; None where that is unclear."""

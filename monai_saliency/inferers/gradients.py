@@ -83,9 +83,6 @@ class _Run(OneCase):
         filled = bound(self.run(fill[None])).clone()
         sums, scores = self.mean(image, fill, bound)
         scores = torch.cat([scores, filled])
-        if self.calls.broken:
-            self.calls.moved.clear()
-            sums = torch.zeros_like(sums)
         self.refuse_flat(bound, torch.cat([bound(output), scores]))
         maps = torch.stack([self.method.map(each, image, fill) for each in sums])
         self.finish(output, maps, scores)
@@ -97,7 +94,8 @@ class _Run(OneCase):
         """
         for k, label in enumerate(map(label_name, bound.labels)):
             here = scores[:, k]
-            if k not in self.calls.moved and not self.rows.same(here, here[:1].expand_as(here)):
+            flat = self.calls.broken or k not in self.calls.moved
+            if flat and not self.rows.same(here, here[:1].expand_as(here)):
                 zero = (
                     f"for {label} it is zero at all {len(here)} images, though the score is {here[0]:.6g} at the first"
                 )

@@ -82,8 +82,8 @@ def grad_cam(
     of the score. The value has no sign and is not in the score's unit.
 
     Args:
-        target_layer: the layer's name; by default the last of the coarsest layers, see
-            :class:`~monai_saliency.gradients.GradCAM`.
+        target_layer: the layer's name; by default the last of the coarsest layers. In-place layers, channels last and
+            tokens: see :class:`~monai_saliency.gradients.GradCAM`.
         estimator: there is none; leave it out.
 
     Raises:

@@ -32,6 +32,7 @@ __all__ = [
     "postprocessing_of",
     "holds_compiled",
     "is_compiled",
+    "is_view",
     "profile_all_threads",
     "scan_interval",
     "set_experiment",
@@ -72,6 +73,11 @@ def profile_all_threads() -> Any:
 def tensor_version(tensor: torch.Tensor) -> int:
     """How many changes in place autograd has counted. No public attribute has this number."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a view of another, for autograd."""
+    return tensor._is_view()
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
