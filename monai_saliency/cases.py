@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import nibabel as nib
+import numpy as np
 import torch
 from monai.data import MetaTensor
 from monai.utils import ImageMetaKey
 
-__all__ = ["Case", "case_name", "image_file", "image_spacing"]
+__all__ = ["Case", "affine_in_mm", "case_name", "image_file", "image_spacing", "mm_per_unit"]
+
+# By the code of `xyzt_units` in a NIfTI header: metres and micrometres. 2 means mm.
+_MM_PER_UNIT = {1: 1000.0, 3: 0.001}
 
 
 @dataclass(frozen=True)
@@ -111,5 +115,29 @@ def image_spacing(images: torch.Tensor, index: int = 0) -> tuple[float, ...] | N
     """
     if not isinstance(images, MetaTensor):
         return None
-    affine = images.affine[index] if images.affine.ndim == 3 else images.affine
-    return tuple(nib.affines.voxel_sizes(affine.numpy(force=True))[: images.ndim - 2].tolist())
+    return tuple(nib.affines.voxel_sizes(affine_in_mm(images, index))[: images.ndim - 2].tolist())
+
+
+def affine_in_mm(images: MetaTensor, index: int = 0) -> np.ndarray:
+    """The affine ``(4, 4)`` to scanner mm of an image, or of one image of a batch; of two axes ``(3, 3)`` in places.
+
+    MONAI's ``LoadImaged`` keeps the unit of the file.
+    """
+    affine = (images.affine[index] if images.affine.ndim == 3 else images.affine).numpy(force=True).copy()
+    affine[:-1] *= mm_per_unit(images.meta, index)
+    return affine
+
+
+def mm_per_unit(meta: Mapping[str, Any], index: int = 0) -> float:
+    """How many mm the unit of an affine is, by ``xyzt_units`` of a NIfTI header or of meta data; 1 where it is unknown.
+
+    Example::
+
+        >>> mm_per_unit({"xyzt_units": 3}), mm_per_unit({})
+        (0.001, 1.0)
+    """
+    codes = meta.get("xyzt_units", 0)
+    if isinstance(codes, str):  # of ITK's reader, which gives mm
+        return 1.0
+    units = np.asarray(codes).reshape(-1)
+    return _MM_PER_UNIT.get(int(units[min(index, len(units) - 1)]) & 7, 1.0)

@@ -22,7 +22,7 @@ from monai.utils import ImageMetaKey, OptionalImportError, TraceKeys, WSIPatchKe
 
 from monai_saliency.data.cohort import CaseIds
 from monai_saliency.storage.dicom import holds_series, order_problem, series_files, series_id
-from monai_saliency.transforms.check import header_problem
+from monai_saliency.storage.files import header_problem
 from monai_saliency.transforms.save import GRID_KEY, error_key, lies_on_scan
 
 __all__ = ["Placement", "input_file"]
@@ -106,8 +106,8 @@ class Placement:
         # A folder is read as one volume, by a reader that may not see gaps.
         if image.ndim == 4 and (file.is_dir() or dicom) and holds_series(file):
             with suppress(OptionalImportError):
-                return order_problem(series_files(file)) or header_problem(image, image.ndim - 1)
-        return header_problem(image, image.ndim - 1)
+                return order_problem(series_files(file)) or header_problem(image)
+        return header_problem(image)
 
     def __call__(self, case: dict[Hashable, Any]) -> dict[Hashable, Any]:
         """A case with its maps on the scan's grid, or if no way leads there with the grid that they lie on."""

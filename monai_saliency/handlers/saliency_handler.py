@@ -16,7 +16,7 @@ from monai.data import MetaTensor, decollate_batch
 from monai.engines import IterationEvents
 from monai.utils import CommonKeys
 
-from monai_saliency.cases import Case, case_name, image_file, image_spacing
+from monai_saliency.cases import Case, affine_in_mm, case_name, image_file, image_spacing
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.handlers.summary import Summary, described, figures, note_settings, scan_mark, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
@@ -218,7 +218,7 @@ class SaliencyHandler:
         image = item[self.image_key]
         return Case(
             str(item["case"]),
-            labels=None if self.label_key is None else plain(item.get(self.label_key)),
+            labels=None if self.label_key is None else item.get(self.label_key),
             spacing=image_spacing(image[None]),
             file=image_file(image),
             prediction=prediction,
@@ -289,8 +289,8 @@ class SaliencyHandler:
                 image = item[self.image_key]
                 # What came from no file is told apart by its voxels.
                 scan = scan_mark(image_file(image)) or fingerprint(plain(image))[:8]
-                arrays = maps.numpy(force=True), maps.affine.numpy()
-                found = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark, scan)
+                arrays = maps.numpy(force=True), affine_in_mm(maps)
+                found = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark, scan, image)
                 self.summary.add([row | more for row, more in zip(found, trust or [{}] * len(found), strict=True)])
             if self.failures is not None:
                 self.failures.remove(explanation.name)

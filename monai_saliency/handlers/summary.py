@@ -48,6 +48,7 @@ def summarize(
     seconds: float = float("nan"),
     settings: str = "",
     scan: str = "",
+    image: torch.Tensor | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of the summary for one case, one for each explained value.
 
@@ -60,6 +61,8 @@ def summarize(
         seconds: how long explaining took.
         settings: the mark of :func:`note_settings`.
         scan: the mark of :func:`scan_mark`.
+        image: the explained image ``(C, *spatial)``, for the scan's shape and affine in its meta data; None if there is
+            none.
 
     Returns:
         dictionaries with the keys of :data:`COLUMNS`. Positions are in scanner mm. ``noise`` is ``""`` where it is not
@@ -86,7 +89,7 @@ def summarize(
                 "peak_saliency": float(saliency[peak]),
                 "lowest_saliency": float(np.nanmin(saliency)),
                 "noise": chance,
-                "peak_in_label": _in_label(case, mm, label) if isinstance(label, (str, Path)) and str(label) else "",
+                "peak_in_label": _in_label(case, mm, label, image),
                 "forwards": explanation.num_forwards,
                 "predictions": round(explanation.num_forwards / explanation.per_prediction, 3),
                 "stopped": explanation.stopped,
@@ -99,17 +102,18 @@ def summarize(
     return rows
 
 
-def _in_label(case: str, mm: np.ndarray, path: str | Path) -> bool | str:
+def _in_label(case: str, mm: np.ndarray, path: Any, image: torch.Tensor | None) -> bool | str:
     """Whether a place lies in a label. A label that cannot be read must not cost a finished map its row."""
+    if not isinstance(path, (str, Path)) or not str(path):
+        return ""
     try:
-        values, affine = load_label(path)
+        values, affine = load_label(path, image)
         voxel = np.rint(nib.affines.apply_affine(np.linalg.inv(affine), mm)).astype(int)
     except Exception as error:
-        logger.warning("case %s: its label %s cannot be read, so `peak_in_label` is empty: %s", case, path, error)
+        logger.warning("case %s: its label %s cannot be used, so `peak_in_label` is empty: %s", case, path, error)
         return ""
-    inside = (values != 0) & (values == values)  # a label that was resampled may be NaN outside of what was scanned
-    # A 2D label is one plane. Some files have more axes of length one.
-    inside = inside.reshape(*inside.shape, *[1] * (3 - inside.ndim)).any(axis=tuple(range(3, inside.ndim)))
+    # A label that was resampled may be NaN outside of what was scanned.
+    inside = ((values != 0) & (values == values)).any(axis=0)
     if not inside.any():
         return ""
     return bool(all(0 <= v < n for v, n in zip(voxel, inside.shape, strict=True)) and inside[tuple(voxel)])

@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 from monai.data import MetaTensor
-from monai.transforms import ResampleToMatch
 
-from monai_saliency.cases import Case
+from monai_saliency.cases import Case, affine_in_mm
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import MeanFill
@@ -31,7 +30,7 @@ from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.perturbation_curve import Deletion, Insertion
 from monai_saliency.metrics.plausibility import AUPRC, Leakage, MassInLabel, Pointing
 from monai_saliency.networks.identity import network_fingerprint, network_key, scores_key
-from monai_saliency.storage.files import load_image
+from monai_saliency.storage.files import load_label, on_grid
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.tables import TRUST_COLUMNS, CaseTable
 from monai_saliency.targets.base import BoundTarget, Target
@@ -259,9 +258,9 @@ def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch
 
 
 def _resampled(label: str | Path, image: MetaTensor) -> torch.Tensor:
-    loaded = load_image(image_only=True, ensure_channel_first=True)(label)
-    inside = MetaTensor(_inside(plain(loaded)).float()).copy_meta_from(loaded)
-    return plain(ResampleToMatch(mode="nearest", padding_mode="zeros")(inside, image.cpu()))
+    values, affine = load_label(label, image)
+    inside = _inside(torch.as_tensor(values))[0].numpy()
+    return torch.as_tensor(on_grid(inside, affine, image.shape[1:], affine_in_mm(image)))[None]
 
 
 def _inside(label: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -12,7 +13,7 @@ from monai.data import MetaTensor
 from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 from monai.utils import convert_to_dst_type
 
-from monai_saliency.cases import Case
+from monai_saliency.cases import Case, image_file
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.rise import MCRISEScoring, RISEScoring
@@ -33,10 +34,12 @@ from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.sharding import Part
+from monai_saliency.storage.files import header_problem
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import MemberTarget, Target
 from monai_saliency.utils.arguments import callable_network, flag, instance
 from monai_saliency.utils.precision import score_precision
+from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import BusyMeter
 
 __all__ = ["Meet", "PerturbationInferer", "Sharing", "explaining"]
@@ -307,6 +310,9 @@ class PerturbationInferer(Inferer):
         return states, split
 
     def _start(self, case: Case, held: torch.Tensor, stored: CaseScores | None) -> CaseState:
+        if isinstance(case.labels, MetaTensor) and (problem := header_problem(case.labels)):
+            raise CaseError(case.name, f"its label map {image_file(case.labels)} cannot be used: {problem}")
+        case = replace(case, labels=plain(case.labels))
         try:
             masks = self.masks.bind(case.image, labels=case.labels, spacing=case.spacing)
             fill = (self.fill.bind(case) if isinstance(self.fill, CaseFill) else self.fill)(case.image[None])

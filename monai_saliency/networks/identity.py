@@ -13,6 +13,7 @@ from monai_saliency.networks.runtime import runtime_settings
 from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files, library_versions
 from monai_saliency.utils.monai_private import is_compiled
 from monai_saliency.utils.precision import chosen_arithmetic
+from monai_saliency.utils.tensors import plain
 
 __all__ = ["network_fingerprint", "network_key", "scores_key"]
 
@@ -63,5 +64,6 @@ def network_key(network: Any, network_id: str | None = None) -> str:
 
 def scores_key(network: str, settings: Sequence[Any], case: Case, reads_file: bool = False) -> str:
     """The key under which the scores of a case are stored: a hash of all that decides them."""
-    decides = [library_versions(), network, list(settings), case.image, case.labels, case.spacing, chosen_arithmetic()]
+    given = case.image, plain(case.labels), case.spacing
+    decides = [library_versions(), network, list(settings), *given, chosen_arithmetic()]
     return fingerprint([*decides, input_files(case.file) if reads_file else []])[:32]

@@ -1,6 +1,7 @@
 """Read scans and photographs by MONAI's reader of each format, and write files that appear whole or not at all.
 
-NRRD and MetaImage are always read with ITK: pynrrd mistakes spaces other than LPS that are written in short.
+NIfTI is read in mm, whatever unit its header counts in. NRRD and MetaImage are always read with ITK: pynrrd mistakes
+spaces other than LPS that are written in short.
 Photographs are always read with Pillow, so that they lie the same way whether ITK is installed or not.
 """
 
@@ -18,25 +19,30 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
 import nibabel as nib
 import numpy as np
+import torch
 from filelock import FileLock, Timeout
-from monai.data import ImageReader, ITKReader, MetaTensor, PILReader
+from monai.data import ImageReader, ITKReader, MetaTensor, NibabelReader, PILReader
+from monai.data.utils import to_affine_nd
 from monai.transforms import LoadImage, LoadImaged
 from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 from nibabel.spatialimages import SpatialImage
+from scipy import ndimage
 
+from monai_saliency.cases import affine_in_mm, case_name, mm_per_unit
 from monai_saliency.errors import AdviceError, CaseError, OutputError
 from monai_saliency.storage.dicom import holds_series, read_series, series_files
 from monai_saliency.utils.arguments import require
 
 __all__ = ["NIFTI", "TURNED", "ScanReader", "atomic_path", "case_file", "check_readers", "damage_of", "format_of"]
-__all__ += ["load_image", "load_label", "load_scan", "locked", "remove_stale", "scan_loader", "scan_stem"]
-__all__ += ["temporary_path"]
+__all__ += ["header_problem", "load_image", "load_label", "load_scan", "locked", "on_grid", "remove_stale"]
+__all__ += ["scan_loader", "scan_stem", "temporary_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +57,7 @@ _TEMPORARY = ".tmp-"
 _LEFT = 3600  # seconds since the last byte, after which nobody writes to a temporary file any more
 # What the file system says of one name. Other names may do.
 _BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EISDIR}
+_COMPLEX = "its voxels are complex numbers: save their magnitude, or the part that the network is for, as a scan"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
@@ -99,7 +106,8 @@ def check_readers(paths: Iterable[str | Path]) -> None:
 
 
 class ScanReader(ImageReader):
-    """Reads NRRD and MetaImage scans with MONAI's ``ITKReader``, photographs with its ``PILReader``, and DICOM series.
+    """Reads NIfTI scans with MONAI's ``NibabelReader``, their affines in mm, NRRD and MetaImage scans with its
+    ``ITKReader``, photographs with its ``PILReader``, and DICOM series.
 
     Args:
         channels: 1 or 3 for photographs in gray or in colours; None as they are.
@@ -114,7 +122,7 @@ class ScanReader(ImageReader):
     def verify_suffix(self, filename: Sequence[Any] | Any) -> bool:
         """Whether all of these files are of a format that is read here."""
         names = ensure_tuple(filename)
-        return all(format_of(name) not in (None, NIFTI) for name in names) or _is_series(names)
+        return all(format_of(name) is not None for name in names) or _is_series(names)
 
     def read(self, data: Sequence[Any] | Any, **kwargs: Any) -> tuple[ImageReader, Any]:
         """Read files: MONAI's reader of their format, and its result; this reader and the volume for a series."""
@@ -127,8 +135,10 @@ class ScanReader(ImageReader):
         if pipes := [name for name in names if os.path.exists(name) and not os.path.isfile(name)]:
             raise AdviceError(f"{pipes[0]} is a pipe or a folder, a file is expected: take it off the list of scans")
         check_readers(names[:1])
-        is_photograph = getattr(format_of(names[0]), "is_photograph", False)
-        reader: ImageReader = PILReader(converter=self._converted) if is_photograph else ITKReader()
+        reader = self._reader(names[0])
+        for name in names if isinstance(reader, NibabelReader) else ():
+            if problem := _voxel_problem(load_scan(name)):
+                raise AdviceError(problem)
         return reader, reader.read(data, **kwargs)
 
     def get_data(self, img: tuple[ImageReader, Any]) -> tuple[np.ndarray, dict]:
@@ -144,12 +154,20 @@ class ScanReader(ImageReader):
                 MetaKeys.ORIGINAL_CHANNEL_DIM: float("nan"),
             }
         data, meta = reader.get_data(content)
+        if isinstance(reader, NibabelReader):
+            _convert_to_mm(meta, str(reader.filenames[0]))
         if isinstance(reader, PILReader):
             meta[TURNED] = self.turn
         if isinstance(reader, PILReader) and self.channels == 3 and data.ndim == 2:  # which Pillow would cut to 8 bits
             data = np.stack([data] * 3, axis=-1)
             meta[MetaKeys.ORIGINAL_CHANNEL_DIM] = -1
         return data, meta
+
+    def _reader(self, name: Any) -> ImageReader:
+        """MONAI's reader of a file's format."""
+        if format_of(name) is NIFTI:
+            return NibabelReader()
+        return PILReader(converter=self._converted) if _is_photograph(name) else ITKReader()
 
     def _converted(self, image: Any) -> Any:
         """A Pillow image in gray or in colours."""
@@ -166,6 +184,22 @@ class ScanReader(ImageReader):
         if self.channels not in (1, 3) or image.mode in ("L", "I", "F") or image.mode.startswith("I;16"):
             return image
         return image.convert("RGB" if self.channels == 3 and image.mode not in ("1", "LA", "La") else "L")
+
+
+def _convert_to_mm(meta: dict, file: str) -> None:
+    """Convert the affines and voxel sizes in the meta data of a NIfTI file to mm, in place."""
+    unit = mm_per_unit(meta)
+    if unit == 1:
+        return
+    warnings.warn(f"{file}: by its header (xyzt_units), 1 in its affine is {unit:g} mm: converted to mm", stacklevel=2)
+    for key in (MetaKeys.AFFINE, MetaKeys.ORIGINAL_AFFINE):
+        meta[key][:3] *= unit
+    meta[MetaKeys.PIXDIM][1:4] *= unit
+    meta["xyzt_units"] = np.array(2, np.uint8)  # mm
+
+
+def _is_photograph(path: Any) -> bool:
+    return getattr(format_of(path), "is_photograph", False)
 
 
 def _is_series(names: Sequence[Any]) -> bool:
@@ -210,18 +244,135 @@ def damage_of(path: str | Path) -> str:
 
 
 def load_scan(path: str | Path) -> SpatialImage:
-    """A scan or label map with its header and affine. Its voxels are read when they are used."""
-    return cast(SpatialImage, nib.load(path))
+    """A scan or label map with its header, and its affine in mm. Its voxels are read when they are used."""
+    scan = cast(SpatialImage, nib.load(path))
+    scan.affine[:3] *= mm_per_unit(dict(scan.header)) if isinstance(scan, nib.Nifti1Pair) else 1
+    return scan
 
 
-def load_label(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
-    """The voxels of a label map and where they lie, from a file of any format of this module."""
-    try:
-        label = load_scan(path)
-    except nib.filebasedimages.ImageFileError:
-        image = load_image(image_only=True, ensure_channel_first=True)(path)
-        return image.numpy().any(axis=0), image.affine.numpy()
-    return np.asanyarray(label.dataobj), label.affine
+def _voxel_problem(scan: SpatialImage) -> str | None:
+    """Why a file does not hold one number for each voxel; None where it does, for each of several volumes."""
+    kind, count = scan.get_data_dtype(), int(np.prod(scan.shape[4:]))
+    if kind.names:
+        return f"its voxels are {''.join(kind.names)} colours: save the scan that they were made from"
+    if count > 1:
+        return f"its voxels are vectors of {count} values (shape {scan.shape}): save one value of each as a scan"
+    return _COMPLEX if kind.kind == "c" else None
+
+
+def header_problem(image: torch.Tensor) -> str | None:
+    """Why the file of a scan or label map ``(C, *spatial)`` cannot be used: damage, or voxels without a place; or None."""
+    path, dims = Path(case_name(image)), image.ndim - 1
+    scan = load_scan(path) if format_of(path) is NIFTI and path.is_file() else None
+    if problem := _COMPLEX if image.is_complex() else scan and _voxel_problem(scan):
+        return problem
+    if scan is not None and path.suffix.lower() == ".gz" and (damage := damage_of(path)):
+        return damage
+    if not isinstance(image, MetaTensor):
+        return None
+    # MONAI's reader replaces affines that it does not accept.
+    affine = np.asarray(image.affine if scan is None else scan.affine)
+    axes = affine[:-1, :dims]
+    sizes = np.linalg.norm(axes, axis=0)
+    # Relative to the voxel sizes, so that small voxels are not taken for singular; false for NaN.
+    if not np.isfinite(affine).all() or not np.linalg.det(axes.T @ axes) > 1e-12 * np.prod(sizes) ** 2:
+        return (
+            f"its affine {np.round(affine, 4).tolist()} is singular or not finite, so its voxels have no place in "
+            "the scanner: correct the file's header"
+        )
+    apart = 0.0 if scan is None else _apart(scan.shape, affine, _read_affine(image.meta, affine))
+    if apart <= 0.1 * min(sizes):
+        return None
+    # MONAI takes the qform for a sform that does not fit the voxel sizes that the header lists.
+    return (
+        f"its sform and the qform that MONAI reads put voxels up to {apart:.3g} mm apart, so its place in the scanner "
+        "is not known: correct the file's header, in nibabel by `scan.set_qform(scan.affine)` if the sform is right"
+    )
+
+
+def _read_affine(meta: dict, otherwise: np.ndarray) -> np.ndarray:
+    """The affine ``(4, 4)`` in mm with which a file was read, by its meta data."""
+    affine = np.array(meta.get(MetaKeys.ORIGINAL_AFFINE, otherwise), dtype=np.float64)
+    if affine.shape != (4, 4):
+        return otherwise
+    affine[:3] *= mm_per_unit(meta) if MetaKeys.ORIGINAL_AFFINE in meta else 1
+    return affine
+
+
+def _apart(shape: Sequence[int], first: np.ndarray, second: np.ndarray) -> float:
+    """How many mm apart two affines put a voxel of a shape, at most."""
+    corners = np.array([*product(*([0, size - 1] for size in (*shape[:3], 1, 1)[:3]), [1])])
+    return float(np.linalg.norm(corners @ (first - second)[:3].T, axis=1).max())
+
+
+def load_label(path: str | Path, scan: torch.Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """A label map from a file of any format of this module, checked as a scan is.
+
+    Args:
+        path: the file.
+        scan: an image or map ``(C, *spatial)`` with the meta data of the labelled scan's file. A label map that is or
+            belongs to a photograph is stretched over it, since photographs have no place in mm. A warning reports this,
+            and another affine under the scan's shape.
+
+    Returns:
+        its voxels ``(C, x, y, z)`` and their affine ``(4, 4)`` to scanner mm.
+
+    Raises:
+        AdviceError: when its header gives its voxels no place, or a photograph has another aspect than its label map.
+    """
+    label = load_image(image_only=True, ensure_channel_first=True, dtype=None)(path)
+    if problem := header_problem(label):
+        raise AdviceError(problem)
+    values, affine = label.numpy(), to_affine_nd(3, affine_in_mm(label))
+    values = values.reshape(len(values), *[*values.shape[1:], 1, 1][:3])
+    if isinstance(scan, MetaTensor) and MetaKeys.SPATIAL_SHAPE in scan.meta:
+        affine = _placed(str(path), values.shape[1:], affine, scan)
+    return values, affine
+
+
+def _placed(path: str, shape: tuple[int, ...], affine: np.ndarray, scan: MetaTensor) -> np.ndarray:
+    """The affine of a label map ``(x, y, z)`` on its scan."""
+    own, file = _read_affine(scan.meta, np.eye(4)), case_name(scan)
+    whole = tuple([*np.asarray(scan.meta[MetaKeys.SPATIAL_SHAPE]).astype(int).tolist(), 1, 1][:3])
+    if _is_photograph(path) or _is_photograph(file):
+        return own @ _stretched(path, shape, whole)
+    if shape == whole and (apart := _apart(whole, own, affine)) > 0.1 * min(nib.affines.voxel_sizes(own)):
+        warnings.warn(
+            f"the label map {path} has the shape of its scan {file} and another affine, {affine.round(3).tolist()} "
+            f"instead of {own.round(3).tolist()}: it lies up to {apart:.3g} mm from the scan's voxels. Correct its "
+            "header if a tool has dropped the affine",
+            stacklevel=2,
+        )
+    return affine
+
+
+def _stretched(path: str, shape: tuple[int, ...], whole: tuple[int, ...]) -> np.ndarray:
+    """The voxels ``(4, 4)`` of a picture of shape ``whole`` under those of its label map."""
+    sizes = [" x ".join(map(str, each[: 2 if each[2] == 1 else 3])) for each in (shape, whole)]
+    across, down, through = scale = np.divide(whole, shape)
+    # Both have whole numbers of pixels.
+    if through != 1 or abs(across / down - 1) > 1 / min(*shape[:2], *whole[:2]):
+        raise AdviceError(
+            f"it has {sizes[0]} pixels and its scan {sizes[1]}, which is another aspect, and photographs have no place "
+            "in mm: save it at the scan's size"
+        )
+    if shape != whole:
+        warnings.warn(
+            f"the label map {path} of {sizes[0]} pixels is stretched over its scan of {sizes[1]} pixels", stacklevel=2
+        )
+    return np.diag([*scale, 1.0]) + np.pad((scale - 1)[:, None] / 2, ((0, 1), (3, 0)))
+
+
+def on_grid(values: np.ndarray, affine: np.ndarray, shape: Sequence[int], grid: np.ndarray) -> np.ndarray:
+    """A label map ``(x, y, z)``, nearest neighbour, at the voxels of a grid of 2 or 3 axes; 0 where it does not reach.
+
+    Both affines are to mm, of the grid ``(4, 4)`` or, of two axes, ``(3, 3)``.
+    """
+    to_label = np.linalg.inv(affine) @ to_affine_nd(3, grid)
+    if len(shape) == 2 and values.shape[2] == 1:  # one plane
+        to_label[2] = 0
+    whole = (*shape, 1)[:3]
+    return ndimage.affine_transform(values, to_label, output_shape=whole, order=0, mode="grid-constant").reshape(shape)
 
 
 # Writing. -------------------------------------------------------------------------------------------------------------

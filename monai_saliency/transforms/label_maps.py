@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from monai.config import KeysCollection
 from monai.data import MetaTensor
-from monai.transforms import EnsureChannelFirst, MapTransform, ResampleToMatch
+from monai.transforms import MapTransform
 from monai.utils import CommonKeys
 
-from monai_saliency.errors import CaseError, as_case_error
-from monai_saliency.storage.files import load_image
-from monai_saliency.utils.tensors import check_labels, plain, with_meta_of
+from monai_saliency.cases import affine_in_mm
+from monai_saliency.errors import AdviceError, CaseError, as_case_error
+from monai_saliency.storage.files import load_label, on_grid
+from monai_saliency.utils.tensors import check_labels
 
 __all__ = ["LoadRegionsd"]
 
@@ -54,9 +55,6 @@ class LoadRegionsd(MapTransform):
         if len(self.names) != len(self.keys):
             raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {self.names}")
         self.image_key = image_key
-        self.load = load_image(image_only=True, dtype=np.float64)  # which holds large labels exactly
-        self.channel_first = EnsureChannelFirst()
-        self.match = ResampleToMatch(mode="nearest", padding_mode="zeros")
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
@@ -69,10 +67,9 @@ class LoadRegionsd(MapTransform):
                     "dataset.json, or make regions from the scan itself (supervoxels)",
                 )
             try:
-                labels = self.channel_first(self.load(d[key]))
-                if len(labels) != 1:
-                    raise ValueError(f"it has {len(labels)} channels, 1 is expected: number the regions in one map")
-                check_labels(labels)
+                d[name] = self._loaded(d[key], d[self.image_key])
+            except AdviceError as error:
+                raise CaseError(case, f"its label map {d[key]} cannot be used: {error}") from error
             except Exception as error:  # the scan itself may be in order, so the file is named
                 raise as_case_error(
                     error,
@@ -80,11 +77,18 @@ class LoadRegionsd(MapTransform):
                     before=f"its label map {d[key]} cannot be used: ",
                     after=". Replace that file, or make regions from the scan itself (supervoxels)",
                 ) from error
-            d[name] = self._matched(labels, d[self.image_key])
         return d
 
-    def _matched(self, labels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-        # MONAI resamples to float32, which rounds large labels, so it gets their places in a list; 0 is around the map.
-        values, places = plain(labels).unique(return_inverse=True)
-        matched = self.match(MetaTensor(places + 1).copy_meta_from(labels), image)
-        return with_meta_of(matched, torch.cat([values.new_zeros(1), values])[plain(matched).long()])
+    def _loaded(self, path: str, image: MetaTensor) -> MetaTensor:
+        """A label map ``(1, *spatial)`` on an image's grid."""
+        values, affine = load_label(path, image)
+        if len(values) != 1:
+            raise ValueError(f"it has {len(values)} channels, 1 is expected: number the regions in one map")
+        check_labels(torch.as_tensor(values))
+        found = on_grid(values[0], affine, image.shape[1:], affine_in_mm(image))
+        if values.any() and not found.any():
+            raise AdviceError(
+                f"none of its labels lies on the preprocessed scan: correct its affine {affine.round(3).tolist()}"
+            )
+        # float64 holds large labels exactly
+        return MetaTensor(torch.as_tensor(found[None].astype(np.float64)), affine=image.affine.clone())

@@ -19,12 +19,11 @@ from monai.data import MetaTensor
 from monai.data.utils import to_affine_nd
 from monai.transforms import MapTransform
 from monai.utils import MetaKeys
-from scipy import ndimage
 
-from monai_saliency.cases import case_name
+from monai_saliency.cases import affine_in_mm, case_name
 from monai_saliency.errors import CaseError, OutputError
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.storage.files import TURNED, atomic_path, case_file, load_image, load_label, load_scan
+from monai_saliency.storage.files import TURNED, atomic_path, case_file, load_image, load_label, load_scan, on_grid
 from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers
 from monai_saliency.visualize.legend import Legend, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture
@@ -67,8 +66,8 @@ def error_key(key: str) -> str:
 
 
 def _affine(image: torch.Tensor) -> np.ndarray:
-    """The affine ``(4, 4)`` of an image, of two axes ``(3, 3)`` in places; the identity for a plain tensor."""
-    return image.affine.numpy(force=True) if isinstance(image, MetaTensor) else np.eye(4)
+    """The affine ``(4, 4)`` in mm of an image, of two axes ``(3, 3)`` in places; the identity for a plain tensor."""
+    return affine_in_mm(image) if isinstance(image, MetaTensor) else np.eye(4)
 
 
 def _scan_grid(saliency: torch.Tensor) -> _Grid:
@@ -223,7 +222,7 @@ class SaveSaliencyd(MapTransform):
         gray, error = _gray(scan, dims, grid.header is None), data.get(error_key(str(key)))
         drawn = grid.affine if grid.drawn is None else grid.drawn
         # A map that is not on its scan may have been moved in a way that no affine says.
-        label = None if self.grid_key in data else _label(case, data.get("label"), grid, dims)
+        label = None if self.grid_key in data else _label(case, data.get("label"), grid, data[key])
         if self.picture:
             is_here = isinstance(error, torch.Tensor) and tuple(error.shape) == maps.shape and grid.holds(error)
             figure = plot_saliency(
@@ -312,27 +311,19 @@ def _unlink(path: Path) -> None:
         logger.warning("%s is of an earlier run, and cannot be removed: %s", path, error)
 
 
-def _label(case: str, path: Any, grid: _Grid, dims: int) -> np.ndarray | None:
+def _label(case: str, path: Any, grid: _Grid, saliency: torch.Tensor) -> np.ndarray | None:
     """A case's label on the grid of its map ``(*spatial)``; None where there is none that can be read."""
     if not isinstance(path, (str, Path)) or not os.path.isfile(path):
         return None
     try:
-        values, affine = load_label(path)
-        return _on_shape(values, to_affine_nd(3, affine), grid, dims)
+        values, affine = load_label(path, saliency)
+        shown = values[0] if len(values) == 1 else np.any(values, axis=0)
+        return on_grid(shown, affine, grid.shape[: saliency.ndim - 1], grid.affine)
     except Exception as error:  # a map must not be lost for its outline
         logger.warning(
-            "case %s: its label %s cannot be read, so the picture does not outline it: %s", case, path, error
+            "case %s: its label %s cannot be used, so the picture does not outline it: %s", case, path, error
         )
         return None
-
-
-def _on_shape(values: np.ndarray, affine: np.ndarray, grid: _Grid, dims: int) -> np.ndarray:
-    """A label, nearest neighbour, at the voxels of a grid of 2 or 3 axes; 0 where it does not reach."""
-    values = values[(slice(None),) * 3 + (0,) * (values.ndim - 3)] if values.ndim > 3 else values
-    values = values.reshape(*values.shape, *[1] * (3 - values.ndim))
-    shape, to_label = grid.shape[:dims], np.linalg.inv(affine) @ grid.affine
-    whole = (*shape, *[1] * (3 - dims))
-    return ndimage.affine_transform(values, to_label, output_shape=whole, order=0, mode="grid-constant").reshape(shape)
 
 
 def _gray(voxels: np.ndarray, dims: int, colours: bool) -> np.ndarray:
@@ -345,7 +336,9 @@ def _gray(voxels: np.ndarray, dims: int, colours: bool) -> np.ndarray:
 def _on_grid(grid: _Grid, maps: np.ndarray, key: str) -> nib.Nifti1Image:
     """Maps ``(K, *spatial)`` as an image on a grid, with the scan's header where it is NIfTI."""
     header = grid.header or nib.Nifti1Header()
-    image = nib.Nifti1Image(maps[0] if len(maps) == 1 else np.moveaxis(maps, 0, -1), grid.affine, header)
+    # The scan's own, in its own unit.
+    affine = grid.affine if grid.header is None else header.get_best_affine()
+    image = nib.Nifti1Image(maps[0] if len(maps) == 1 else np.moveaxis(maps, 0, -1), affine, header)
     header = image.header
     header.set_data_dtype(np.float32)
     header.set_slope_inter(1, 0)

@@ -56,11 +56,17 @@ def check_labels(labels: torch.Tensor) -> None:
     if not labels.is_floating_point() or not labels.numel():
         return
     limit = 2 / torch.finfo(labels.dtype).eps
-    if not float(labels.abs().max()) <= limit:  # also where there is a NaN
+    wrong = labels[~torch.isfinite(labels)]
+    if len(wrong):
         raise ValueError(
-            "the label map has values that are not whole numbers, NaN or infinity, or too large for its type: "
+            f"the label map has values that are not whole numbers, NaN or infinity: {len(wrong)} voxels, the first is "
+            f"{float(wrong[0])}. Give 0 to what has no label"
+        )
+    if float(labels.abs().max()) > limit:
+        raise ValueError(
+            "the label map has values that are too large for its type: "
             f"{str(labels.dtype).removeprefix('torch.')} tells whole numbers apart up to {limit:.0f}. Load it as "
-            "float64 or as whole numbers, and give 0 to what has no label"
+            "float64 or as whole numbers"
         )
 
 

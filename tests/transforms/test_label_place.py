@@ -1,0 +1,194 @@
+"""Where a label map lies: decided and checked as for a scan, in whatever way it comes in."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.scans import LPS, write_scan
+from monai.data import MetaTensor
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Resized
+from PIL import Image
+
+import monai_saliency as ms
+from monai_saliency.cases import Case, affine_in_mm
+from monai_saliency.data import CachedDataset, CohortLoader
+from monai_saliency.errors import AdviceError, CaseError, root_cause
+from monai_saliency.handlers.summary import summarize
+from monai_saliency.handlers.trust import label_on_grid
+from monai_saliency.storage.files import load_label, scan_loader
+from monai_saliency.storage.tables import Failures
+from monai_saliency.transforms import CheckScand, LoadRegionsd, SaveSaliencyd
+from monai_saliency.transforms.writers import region_rows
+
+SHAPE = (8, 6, 5)
+BOX = np.s_[2:5, 1:4, 1:3]
+EXPLAIN = ms.region_occlusion(target=ms.ClassScore([0], "none"))
+PROBLEM = r"label\.nii cannot be used: its sform and the qform that MONAI reads put voxels up to .* mm apart"
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(1).sum(1, keepdim=True)
+
+
+def a_label(path: Path, affine: np.ndarray = LPS, spoilt: str = "") -> str:
+    """Label 3 in the box, with a header that gives it two places where it is spoilt."""
+    values = np.zeros(SHAPE, np.uint8)
+    values[BOX] = 3
+    image = nib.Nifti1Image(values, affine)
+    image.set_sform(affine, 1)
+    image.set_qform(affine, 1)
+    if spoilt == "pixdim":
+        image.set_qform(np.eye(4), 0, update_affine=False)
+        image.header["pixdim"][1:4] = 1
+    elif spoilt == "qform":
+        image.set_qform(affine @ np.diag([2.0, 1, 1, 1]), 1, update_affine=False)
+    nib.save(image, path)
+    return str(path)
+
+
+def a_case(folder: Path, **label: Any) -> dict[str, Any]:
+    scan = write_scan(folder / "ct.nii.gz", SHAPE, LPS)
+    return {"image": str(scan), "label": a_label(folder / "label.nii", **label), "case": "ct"}
+
+
+def loaded(item: dict[str, Any], *more: Any) -> dict[str, Any]:
+    steps = [scan_loader("image"), EnsureChannelFirstd("image"), *more]
+    try:
+        return Compose(steps)(item)
+    except RuntimeError as error:
+        raise root_cause(error) from None
+
+
+def peak_in_label(item: dict[str, Any], image: MetaTensor, *voxel: int) -> Any:
+    maps = np.zeros(image.shape, np.float32)
+    maps[(0, *voxel)] = 1
+    (explanation,) = EXPLAIN.explain(image.as_tensor()[None], total, cases=[Case("x", labels=torch.ones(image.shape))])
+    (row,) = summarize("ct", explanation, maps, affine_in_mm(image), item["label"], image=image)
+    return row["peak_in_label"]
+
+
+@pytest.mark.parametrize("spoilt", ["pixdim", "qform"])
+def test_a_header_of_two_places_is_refused_on_each_way_in(
+    spoilt: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    item = a_case(tmp_path, spoilt=spoilt)
+    with pytest.raises(CaseError, match=rf"case ct: its label map .*{PROBLEM}"):
+        loaded(item, LoadRegionsd())
+    both = Compose([LoadImaged(["image", "label"]), EnsureChannelFirstd(["image", "label"])])(item)
+    with pytest.raises(CaseError, match=rf"case ct: its label map .*{PROBLEM}"):
+        EXPLAIN.explain(both["image"][None], total, cases=[Case("ct", labels=both["label"])])
+    image = loaded(item)["image"]
+    read = label_on_grid({"image": image, "label": item["label"]}, "image")
+    assert read is not None
+    with pytest.raises(AdviceError, match="its sform and the qform"):
+        read()
+    with caplog.at_level(logging.WARNING):
+        SaveSaliencyd("saliency", tmp_path / "out")(item | {"saliency": MetaTensor(image)})
+        assert peak_in_label(item, image, 3, 2, 1) == ""
+    assert [line.partition(", so ")[0] for line in caplog.messages] == [
+        f"case ct: its label {item['label']} cannot be used"
+    ] * 2
+
+
+def test_the_cohort_goes_on(tmp_path: Path) -> None:
+    cases = [a_case(tmp_path), a_case(tmp_path) | {"case": "bad", "label": a_label(tmp_path / "b.nii", spoilt="qform")}]
+    steps = [scan_loader("image"), EnsureChannelFirstd("image"), CheckScand("image"), LoadRegionsd()]
+    failures = Failures(tmp_path / "failures.csv")
+    (batch,) = CohortLoader(CachedDataset(cases, Compose(steps), "none"), failures)
+    image = nib.load(cases[0]["image"]).get_fdata()
+    (explanation,) = EXPLAIN.explain(batch["image"], total, cases=[Case("ct", labels=batch["regions"][0])])
+    (row,) = region_rows(explanation, (1.5, 1.5, 3.0))
+    assert (row["region"], row["volume_ml"]) == (3, round(18 * 6.75 / 1000, 6))
+    np.testing.assert_allclose(row["saliency"], image[BOX].sum(), rtol=1e-5)
+    with open(failures.path, newline="", encoding="utf-8") as file:
+        (failure,) = csv.DictReader(file)
+    assert failure["case"] == "bad"
+    assert "b.nii cannot be used: its sform" in failure["error"]
+
+
+def test_another_affine_under_the_scans_shape_is_reported(tmp_path: Path) -> None:
+    """A label a little beside the scan lies where its header says, one that reaches no voxel is refused."""
+    beside = LPS + np.array([[0, 0, 0, -1.5]] + [[0.0] * 4] * 3)  # one voxel further in the first axis
+    item = a_case(tmp_path, affine=beside)
+    with pytest.warns(UserWarning, match=r"label.nii has the shape of its scan .*ct.nii.gz and another affine.*1.5 mm"):
+        found = loaded(item, LoadRegionsd())["regions"][0].numpy()
+    expected = np.zeros(SHAPE)
+    expected[3:6, 1:4, 1:3] = 3
+    np.testing.assert_array_equal(found, expected)
+    item = a_case(tmp_path, affine=np.diag([1.0, 1, 1, 1]))
+    with (
+        pytest.warns(UserWarning, match="another affine"),
+        pytest.raises(CaseError, match=r"case ct: .*label.nii cannot be used: none of its labels lies on the prepro"),
+    ):
+        loaded(item, LoadRegionsd())
+    image = loaded(a_case(tmp_path))["image"]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the label map")
+        load_label(item["label"], image)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "words"),
+    [
+        (SHAPE, [(name, "u1") for name in "RGB"], "RGB colours: save the scan that they were made from"),
+        (SHAPE, np.complex64, "complex numbers: save their magnitude"),
+        ((*SHAPE, 1, 3), np.float32, r"vectors of 3 values \(shape \(8, 6, 5, 1, 3\)\): save one value"),
+    ],
+)
+def test_files_of_something_else_than_numbers(shape: Any, kind: Any, words: str, tmp_path: Path) -> None:
+    nib.save(nib.Nifti1Image(np.zeros(shape, kind), LPS), tmp_path / "other.nii")
+    item = a_case(tmp_path) | {"label": str(tmp_path / "other.nii")}
+    with pytest.raises(CaseError, match=f"case ct: its label map .*other.nii cannot be used: its voxels are {words}"):
+        loaded(item, LoadRegionsd())
+    with pytest.raises(CaseError, match=f"case ct: its voxels are {words}"):
+        CachedDataset([item | {"image": item["label"]}], [scan_loader("image")], "none")[0]
+
+
+# Photographs. ---------------------------------------------------------------------------------------------------------
+
+
+def a_photograph(folder: Path, mask: np.ndarray) -> dict[str, Any]:
+    """A picture of noise, 64 rows of 48, and a mask ``(rows, columns)``."""
+    pixels = np.random.default_rng(3).integers(0, 256, (64, 48), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "xray.png")
+    Image.fromarray(mask).save(folder / "mask.png")
+    return {"image": str(folder / "xray.png"), "label": str(folder / "mask.png"), "case": "xray"}
+
+
+@pytest.mark.parametrize("factor", [0.5, 1, 4])
+def test_a_mask_of_another_size_covers_the_same_part_of_a_photograph(factor: float, tmp_path: Path) -> None:
+    whole = np.zeros((64, 48), np.uint8)
+    whole[40:56, 8:20] = 1
+    mask = whole[::2, ::2] if factor == 0.5 else np.kron(whole, np.ones((int(factor),) * 2, np.uint8))
+    item = a_photograph(tmp_path, mask)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        case = loaded(item, CheckScand("image", 2), LoadRegionsd())
+    said = [str(each.message) for each in caught if "stretched" in str(each.message)]
+    sizes = f"{mask.shape[1]} x {mask.shape[0]} pixels is stretched over its scan of 48 x 64 pixels"
+    assert said == [] if factor == 1 else (len(said) == 1 and sizes in said[0])
+    (explanation,) = EXPLAIN.explain(case["image"].as_tensor()[None], total, cases=[Case("x", labels=case["regions"])])
+    pixels = np.asarray(Image.open(item["image"]))
+    assert region_rows(explanation)[0]["saliency"] == float(pixels[40:56, 8:20].sum())
+    for column, row, inside in ((8, 40, True), (19, 55, True), (7, 40, False), (8, 56, False)):
+        assert peak_in_label(item, case["image"], column, row) is inside
+    # And under a network that sees the picture in another size.
+    small = loaded(item, Resized("image", (24, 32)), LoadRegionsd())["regions"][0].numpy()
+    np.testing.assert_array_equal(small.T, whole[1::2, 1::2])
+
+
+def test_a_mask_of_another_aspect_is_refused(tmp_path: Path) -> None:
+    item = a_photograph(tmp_path, np.ones((32, 32), np.uint8))
+    with pytest.raises(CaseError, match=r"mask.png cannot be used: it has 32 x 32 pixels and its scan 48 x 64, .*size"):
+        loaded(item, LoadRegionsd())
+    item = a_photograph(tmp_path, np.ones((21, 16), np.uint8))  # 21.3 rows, rounded
+    with pytest.warns(UserWarning, match="16 x 21 pixels is stretched"):
+        assert loaded(item, LoadRegionsd())["regions"].all()
