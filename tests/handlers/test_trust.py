@@ -6,20 +6,16 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.scans import LPS
-from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, Spacingd
 
 import monai_saliency as ms
 from monai_saliency import metrics
 from monai_saliency.cases import Case
-from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
+from monai_saliency.handlers.trust import Trust, Trusted
 from monai_saliency.storage.tables import TRUST_COLUMNS
 
 STEPS = 4
@@ -204,34 +200,3 @@ class TestMark:
 
         assert Trust().mark(self.case(network=lambda x: a_network()(x))) == ""
         assert Trust().mark(self.case(label=fail)) == ""
-
-
-class TestLabel:
-    def test_on_the_grid_of_a_turned_and_resampled_image(self, tmp_path: Path) -> None:
-        """A label on a grid of its own: the voxels whose centres lie in its box of scanner mm."""
-        nib.save(
-            nib.Nifti1Image(np.random.default_rng(0).random((16, 14, 10)).astype(np.float32), LPS), tmp_path / "i.nii"
-        )
-        affine = np.diag([1.0, 1.0, 1.0, 1.0])
-        affine[:3, 3] = (-25, -22, -1)
-        voxels = np.zeros((26, 24, 30), np.uint8)
-        voxels[5:15, 6:16, 8:20] = 2
-        nib.save(nib.Nifti1Image(voxels, affine), tmp_path / "l.nii")
-        steps = [
-            LoadImaged("image"),
-            EnsureChannelFirstd("image"),
-            Orientationd("image", axcodes="RAS", labels=None),
-            Spacingd("image", (2.0, 2.0, 2.0)),
-        ]
-        item = Compose(steps)({"image": str(tmp_path / "i.nii"), "label": str(tmp_path / "l.nii")})
-        read = label_on_grid(item, "image")
-        assert read is not None
-        image = item["image"]
-        indices = np.indices(image.shape[1:]).reshape(3, -1)
-        mm = nib.affines.apply_affine(image.affine.numpy(), indices.T)
-        low, high = np.array([5, 6, 8]) + affine[:3, 3] - 0.5, np.array([14, 15, 19]) + affine[:3, 3] + 0.5
-        expected = ((mm > low) & (mm < high)).all(1).reshape(image.shape[1:])
-        edge = (np.isclose(mm, low) | np.isclose(mm, high)).any(1).reshape(image.shape[1:])
-        found = read()[0].numpy() != 0
-        assert expected.any()
-        np.testing.assert_array_equal(found[~edge], expected[~edge])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.scans import LPS, write_scan
 from monai.data import MetaTensor
-from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Resized
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, Resized
 from PIL import Image
 
 import monai_saliency as ms
@@ -86,10 +86,8 @@ def test_a_header_of_two_places_is_refused_on_each_way_in(
     with pytest.raises(CaseError, match=rf"case ct: its label map .*{PROBLEM}"):
         EXPLAIN.explain(both["image"][None], total, cases=[Case("ct", labels=both["label"])])
     image = loaded(item)["image"]
-    read = label_on_grid({"image": image, "label": item["label"]}, "image")
-    assert read is not None
     with pytest.raises(AdviceError, match="its sform and the qform"):
-        read()
+        label_on_grid({"image": image, "label": item["label"]}, "image")()
     with caplog.at_level(logging.WARNING):
         SaveSaliencyd("saliency", tmp_path / "out")(item | {"saliency": MetaTensor(image)})
         assert peak_in_label(item, image, 3, 2, 1) == ""
@@ -119,10 +117,13 @@ def test_another_affine_under_the_scans_shape_is_reported(tmp_path: Path) -> Non
     beside = LPS + np.array([[0, 0, 0, -1.5]] + [[0.0] * 4] * 3)  # one voxel further in the first axis
     item = a_case(tmp_path, affine=beside)
     with pytest.warns(UserWarning, match=r"label.nii has the shape of its scan .*ct.nii.gz and another affine.*1.5 mm"):
-        found = loaded(item, LoadRegionsd())["regions"][0].numpy()
+        turned = loaded(item, Orientationd("image", "SAR", labels=None), LoadRegionsd())
     expected = np.zeros(SHAPE)
     expected[3:6, 1:4, 1:3] = 3
-    np.testing.assert_array_equal(found, expected)
+    expected = expected[::-1, ::-1].transpose(2, 1, 0)  # of LPS
+    np.testing.assert_array_equal(turned["regions"][0].numpy(), expected)
+    inside = label_on_grid({"image": turned["image"], "label": item["label"]}, "image")
+    np.testing.assert_array_equal(inside()[0].numpy(), expected != 0)
     item = a_case(tmp_path, affine=np.diag([1.0, 1, 1, 1]))
     with (
         pytest.warns(UserWarning, match="another affine"),
@@ -150,6 +151,10 @@ def test_files_of_something_else_than_numbers(shape: Any, kind: Any, words: str,
         loaded(item, LoadRegionsd())
     with pytest.raises(CaseError, match=f"case ct: its voxels are {words}"):
         CachedDataset([item | {"image": item["label"]}], [scan_loader("image")], "none")[0]
+    if kind is np.complex64:  # of which MONAI's own loader drops one half
+        item = Compose([LoadImaged("image"), EnsureChannelFirstd("image")])(item | {"image": item["label"]})
+        with pytest.raises(CaseError, match=f"case ct: its voxels are {words}"):
+            CheckScand("image")(item)
 
 
 # Photographs. ---------------------------------------------------------------------------------------------------------
