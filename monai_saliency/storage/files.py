@@ -261,7 +261,7 @@ def _voxel_problem(scan: SpatialImage) -> str | None:
 
 
 def header_problem(image: torch.Tensor) -> str | None:
-    """Why the file of a scan or label map ``(C, *spatial)`` cannot be used: damage, or voxels without a place; or None."""
+    """Why the file of a scan or label map ``(C, *spatial)`` is damaged or gives its voxels no place; None otherwise."""
     path, dims = Path(case_name(image)), image.ndim - 1
     scan = load_scan(path) if format_of(path) is NIFTI and path.is_file() else None
     if problem := _COMPLEX if image.is_complex() else scan and _voxel_problem(scan):
