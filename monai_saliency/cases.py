@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,9 +11,10 @@ import nibabel as nib
 import numpy as np
 import torch
 from monai.data import MetaTensor
-from monai.utils import ImageMetaKey
+from monai.utils import ImageMetaKey, MetaKeys
 
-__all__ = ["Case", "affine_in_mm", "case_name", "image_file", "image_spacing", "mm_per_unit"]
+__all__ = ["Case", "affine_in_mm", "case_name", "convert_to_mm", "file_affine", "image_file", "image_spacing"]
+__all__ += ["mm_per_unit"]
 
 # By the code of `xyzt_units` in a NIfTI header: metres and micrometres. 2 means mm.
 _MM_PER_UNIT = {1: 1000.0, 3: 0.001}
@@ -141,3 +143,24 @@ def mm_per_unit(meta: Mapping[str, Any], index: int = 0) -> float:
         return 1.0
     units = np.asarray(codes).reshape(-1)
     return _MM_PER_UNIT.get(int(units[min(index, len(units) - 1)]) & 7, 1.0)
+
+
+def file_affine(meta: Mapping[str, Any], otherwise: np.ndarray) -> np.ndarray:
+    """The affine ``(4, 4)`` in mm with which an image's file was read, by its meta data; ``otherwise`` without one."""
+    affine = np.array(meta.get(MetaKeys.ORIGINAL_AFFINE, ()), dtype=np.float64)
+    if affine.shape != (4, 4):
+        return otherwise
+    affine[:3] *= mm_per_unit(meta)
+    return affine
+
+
+def convert_to_mm(meta: dict, file: str) -> None:
+    """Convert the affines and voxel sizes in the meta data of a NIfTI file to mm, in place, with a warning."""
+    unit = mm_per_unit(meta)
+    if unit == 1:
+        return
+    warnings.warn(f"{file}: by its header (xyzt_units), 1 in its affine is {unit:g} mm: converted to mm", stacklevel=2)
+    for key in (MetaKeys.AFFINE, MetaKeys.ORIGINAL_AFFINE):
+        meta[key][:3] *= unit
+    meta[MetaKeys.PIXDIM][1:4] *= unit
+    meta["xyzt_units"] = np.array(2, np.uint8)  # mm

@@ -35,7 +35,7 @@ from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 from nibabel.spatialimages import SpatialImage
 from scipy import ndimage
 
-from monai_saliency.cases import affine_in_mm, case_name, mm_per_unit
+from monai_saliency.cases import affine_in_mm, case_name, convert_to_mm, file_affine, mm_per_unit
 from monai_saliency.errors import AdviceError, CaseError, OutputError
 from monai_saliency.storage.dicom import holds_series, read_series, series_files
 from monai_saliency.utils.arguments import require
@@ -155,7 +155,7 @@ class ScanReader(ImageReader):
             }
         data, meta = reader.get_data(content)
         if isinstance(reader, NibabelReader):
-            _convert_to_mm(meta, str(reader.filenames[0]))
+            convert_to_mm(meta, str(reader.filenames[0]))
         if isinstance(reader, PILReader):
             meta[TURNED] = self.turn
         if isinstance(reader, PILReader) and self.channels == 3 and data.ndim == 2:  # which Pillow would cut to 8 bits
@@ -184,18 +184,6 @@ class ScanReader(ImageReader):
         if self.channels not in (1, 3) or image.mode in ("L", "I", "F") or image.mode.startswith("I;16"):
             return image
         return image.convert("RGB" if self.channels == 3 and image.mode not in ("1", "LA", "La") else "L")
-
-
-def _convert_to_mm(meta: dict, file: str) -> None:
-    """Convert the affines and voxel sizes in the meta data of a NIfTI file to mm, in place."""
-    unit = mm_per_unit(meta)
-    if unit == 1:
-        return
-    warnings.warn(f"{file}: by its header (xyzt_units), 1 in its affine is {unit:g} mm: converted to mm", stacklevel=2)
-    for key in (MetaKeys.AFFINE, MetaKeys.ORIGINAL_AFFINE):
-        meta[key][:3] *= unit
-    meta[MetaKeys.PIXDIM][1:4] *= unit
-    meta["xyzt_units"] = np.array(2, np.uint8)  # mm
 
 
 def _is_photograph(path: Any) -> bool:
@@ -280,7 +268,7 @@ def header_problem(image: torch.Tensor) -> str | None:
             f"its affine {np.round(affine, 4).tolist()} is singular or not finite, so its voxels have no place in "
             "the scanner: correct the file's header"
         )
-    apart = 0.0 if scan is None else _apart(scan.shape, affine, _read_affine(image.meta, affine))
+    apart = 0.0 if scan is None else _apart(scan.shape, affine, file_affine(image.meta, affine))
     if apart <= 0.1 * min(sizes):
         return None
     # MONAI takes the qform for a sform that does not fit the voxel sizes that the header lists.
@@ -288,15 +276,6 @@ def header_problem(image: torch.Tensor) -> str | None:
         f"its sform and the qform that MONAI reads put voxels up to {apart:.3g} mm apart, so its place in the scanner "
         "is not known: correct the file's header, in nibabel by `scan.set_qform(scan.affine)` if the sform is right"
     )
-
-
-def _read_affine(meta: dict, otherwise: np.ndarray) -> np.ndarray:
-    """The affine ``(4, 4)`` in mm with which a file was read, by its meta data."""
-    affine = np.array(meta.get(MetaKeys.ORIGINAL_AFFINE, otherwise), dtype=np.float64)
-    if affine.shape != (4, 4):
-        return otherwise
-    affine[:3] *= mm_per_unit(meta) if MetaKeys.ORIGINAL_AFFINE in meta else 1
-    return affine
 
 
 def _apart(shape: Sequence[int], first: np.ndarray, second: np.ndarray) -> float:
@@ -332,7 +311,7 @@ def load_label(path: str | Path, scan: torch.Tensor | None = None) -> tuple[np.n
 
 def _placed(path: str, shape: tuple[int, ...], affine: np.ndarray, scan: MetaTensor) -> np.ndarray:
     """The affine of a label map ``(x, y, z)`` on its scan."""
-    own, file = _read_affine(scan.meta, np.eye(4)), case_name(scan)
+    own, file = file_affine(scan.meta, np.eye(4)), case_name(scan)
     whole = tuple([*np.asarray(scan.meta[MetaKeys.SPATIAL_SHAPE]).astype(int).tolist(), 1, 1][:3])
     if _is_photograph(path) or _is_photograph(file):
         return own @ _stretched(path, shape, whole)
