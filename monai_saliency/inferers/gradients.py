@@ -94,14 +94,13 @@ class _Run(OneCase):
         """
         for k, label in enumerate(map(label_name, bound.labels)):
             here = scores[:, k]
-            flat = self.calls.broken or k not in self.calls.moved
-            if flat and not self.rows.same(here, here[:1].expand_as(here)):
-                zero = (
-                    f"for {label} it is zero at all {len(here)} images, though the score is {here[0]:.6g} at the first"
-                )
+            # Recording for autograd may round otherwise, which the first and the last are without.
+            changed = bool(here[0] != here[-1]) or not self.rows.same(here, here[:1].expand_as(here))
+            if changed and (self.calls.broken or k not in self.calls.moved):
                 why = (
-                    f"{zero} and {here[-1]:.6g} at the fill: something rounds, compares with a threshold, or saturates"
+                    f"for {label} it is zero at all {len(here)} images, though the score is {here[0]:.8g} and, at the "
                 )
+                why += f"fill, {here[-1]:.8g}: something rounds, compares with a threshold, or saturates"
                 raise self.refused(self.calls.broken or why)
 
     def mean(self, image: torch.Tensor, fill: torch.Tensor, bound: BoundTarget) -> tuple[torch.Tensor, torch.Tensor]:
