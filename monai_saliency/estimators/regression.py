@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -109,29 +109,33 @@ def _plain(ids: Ids, scores: Tensor) -> tuple[tuple[Id, ...], tuple[float, ...]]
     return tuple(ids), tuple(scores.double().tolist())
 
 
-@lru_cache(maxsize=1)
-def _fits(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> list[_Fit]:
-    """The regression of each part of the masks; none where the scores say nothing. The map needs it, then its error."""
-    basis, shifted = _basis(masks, cells), torch.tensor(scores, dtype=torch.float64) - scores[0]
-    parts = -(-len(ids) * math.prod(each.shape[1] for each in basis) // _AT_ONCE)
-    found = []
+def _fits(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> Iterator[_Fit]:
+    """The regression of each part of the masks, one after the other; none where the scores say nothing."""
+    parts = -(-len(ids) * math.prod(each.shape[1] for each in _basis(masks, cells)) // _AT_ONCE)
+    fitted = _fit_of if parts == 1 else _fit_of.__wrapped__
     for part in range(parts):
-        own = shifted[part::parts]
-        if len(own) >= 3 and bool((own != own[0]).any()):
-            features = masks.along_axes(ids[part::parts], basis).flatten(1).cpu().double()
-            found.append(_fit(features, own))
-    return [fit for fit in found if fit is not None]
+        if (fit := fitted(masks, ids[part::parts], scores[part::parts], cells)) is not None:
+            yield fit
+
+
+@lru_cache(maxsize=1)  # the map needs it, then its error
+def _fit_of(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> _Fit | None:
+    """The regression of some masks; None where the scores say nothing."""
+    if len(ids) < 3 or len(set(scores)) == 1:
+        return None
+    features = masks.along_axes(ids, _basis(masks, cells)).flatten(1).cpu().double()
+    return _fit(features, torch.tensor(scores, dtype=torch.float64) - scores[0])
 
 
 @lru_cache(maxsize=4)
 def _error(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> Tensor:
     """The standard error of each voxel, for one score: its size says how large a value is by chance, too."""
-    basis, squares = _basis(masks, cells), torch.zeros(masks.spatial_shape, dtype=torch.float64)
-    fits = _fits(masks, ids, scores, cells)
-    for fit in fits:
+    basis, squares, count = _basis(masks, cells), torch.zeros(masks.spatial_shape, dtype=torch.float64), 0
+    for fit in _fits(masks, ids, scores, cells):
+        count += 1
         n, changes = len(fit.second.left_out), fit.changes(masks.dtype)
         squares += (n - 1) / n * _sum_of_squares(changes - changes.mean(dim=1, keepdim=True), basis)
-    return squares.sqrt() / max(1, len(fits)) * _cell(masks, cells)
+    return squares.sqrt() / max(1, count) * _cell(masks, cells)
 
 
 def _basis(masks: BoundMasks, cells: int) -> list[Tensor]:
@@ -183,7 +187,6 @@ class _Ridge(NamedTuple):
     and weights ``(n, n)``, the inverse of the products of features with the penalty.
     """
 
-    features: Tensor
     heights: Tensor
     explained: Tensor
     left_out: Tensor
@@ -198,6 +201,7 @@ class _Ridge(NamedTuple):
 class _Fit(NamedTuple):
     """Two ridge regressions, the second one of features times ``root``; the slope of scores on what it explains."""
 
+    features: Tensor
     first: _Ridge
     second: _Ridge
     root: Tensor
@@ -210,19 +214,21 @@ class _Fit(NamedTuple):
 
     def changes(self, dtype: torch.dtype) -> Tensor:
         """``(bumps, n)``, how far the heights lie above those without each mask, to first order."""
-        first, second, features = self.first, self.second, self.first.features.to(dtype)
+        first, second, features = self.first, self.second, self.features.to(dtype)
         # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
         moving = (first.heights.sign() / first.heights.abs().max() * second.heights / self.root).to(dtype)
         response = first.shares @ ((features * moving) @ features.T).double() @ second.weights
         own, moved = (each.T.to(dtype) for each in (second.shares - response, first.shares))
         squared = self.root.square().to(dtype)
-        changes = squared[:, None] * (features.T @ own) + moving[:, None] * (features.T @ moved)
-        return self.slope.to(dtype) * changes
+        changes = (features.T @ own).mul_(squared[:, None])
+        changes += (features.T @ moved).mul_(moving[:, None])
+        return changes.mul_(self.slope.to(dtype))
 
 
 def _fit(features: Tensor, scores: Tensor) -> _Fit | None:
-    """Both fits of scores ``(n,)`` on features ``(n, bumps)``; None where the masks are alike."""
-    features, centred = features - features.mean(dim=0), scores - scores.mean()
+    """Both fits of scores ``(n,)`` on features ``(n, bumps)``, which are centred; None where the masks are alike."""
+    features -= features.mean(dim=0)  # in place: it is large
+    centred = scores - scores.mean()
     spread = centred.square().mean().sqrt()
     compressed = torch.tanh((centred[:, None] - centred[None]) / (_LINEAR * spread)).mean(dim=1)
     compressed = compressed - compressed.mean()
@@ -233,7 +239,7 @@ def _fit(features: Tensor, scores: Tensor) -> _Fit | None:
     root = (first.heights.abs() / highest + _FREE).sqrt()
     second = _ridge(features * root, compressed)
     squares = second.explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-    return _Fit(first, second, root, centred @ second.explained / squares)
+    return _Fit(features, first, second, root, centred @ second.explained / squares)
 
 
 def _ridge(features: Tensor, wanted: Tensor) -> _Ridge:
@@ -249,4 +255,4 @@ def _ridge(features: Tensor, wanted: Tensor) -> _Ridge:
         tried.append((float(left_out.square().mean()), strength, explained, left_out))
     _, strength, explained, left_out = min(tried, key=lambda each: each[0])
     weights = (vectors / (values + max(strength, torch.finfo(torch.float64).tiny))) @ vectors.T
-    return _Ridge(features, features.T @ (weights @ wanted), explained, left_out, weights)
+    return _Ridge(features.T @ (weights @ wanted), explained, left_out, weights)

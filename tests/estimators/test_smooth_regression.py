@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
 import monai_saliency as ms
+from monai_saliency.estimators import regression as regression_room
 
 
 def bumps(size: int, length: float) -> np.ndarray:
@@ -124,9 +126,18 @@ def test_more_masks_than_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> Non
     parts = [regression.compute(bound, range(90)[part::3], scores[part::3], scores[0]) for part in range(3)]
     per_mask = bumps(12, 2.8).shape[1] ** 2
     monkeypatch.setattr("monai_saliency.estimators.regression._AT_ONCE", 30 * per_mask)
+    fit, held = regression_room._fit, []
+
+    def counted(features: torch.Tensor, wanted: torch.Tensor) -> object:
+        held.append(weakref.ref(features))
+        assert len(features) == 30 and sum(each() is not None for each in held) <= 2  # this part, and the one before
+        return fit(features, wanted)
+
+    monkeypatch.setattr("monai_saliency.estimators.regression._fit", counted)
     found = regression.compute(bound, range(90), scores, scores[0])
     torch.testing.assert_close(found, torch.stack(parts).mean(dim=0))
     assert regression.standard_error(bound, range(90), scores, scores[0]).shape == found.shape
+    assert len(held) == 6
 
 
 def test_the_standard_error_is_calibrated() -> None:
