@@ -130,7 +130,7 @@ def test_more_masks_than_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def counted(features: torch.Tensor, wanted: torch.Tensor) -> object:
         held.append(weakref.ref(features))
-        assert len(features) == 30 and sum(each() is not None for each in held) <= 2  # this part, and the one before
+        assert sum(each() is not None for each in held) <= 2  # this part, and the one before
         return fit(features, wanted)
 
     monkeypatch.setattr("monai_saliency.estimators.regression._fit", counted)
