@@ -5,13 +5,13 @@ Methods, targets and estimators are found by themselves. One without an example 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from helpers.dependent import Layered
-from helpers.examples import METHODS, found_in_package, quarters, repeated, target_examples
+from helpers.examples import METHODS, WholeImages, found_in_package, quarters, repeated, target_examples
 
 from monai_saliency import methods
 from monai_saliency.estimators.base import Estimator
@@ -27,6 +27,7 @@ from monai_saliency.estimators.regression import RegressionScoring
 from monai_saliency.estimators.rise import DRISEScoring, MCRISEScoring, RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring
 from monai_saliency.fills.constant import ConstantFill
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
@@ -36,8 +37,23 @@ from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.rise import MCRISEMasks, RandomGridMasks, RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, SlidingWindowMasks
-from monai_saliency.targets import RegressionScore, Target
+from monai_saliency.networks import Ensemble
+from monai_saliency.targets import ClassScore, RegressionScore, Target
+from monai_saliency.visualize.legend import Legend
 
+#: settings with which scores ask for masks of their own
+IN_ROUNDS: list[tuple[str, dict[str, Any]]] = [
+    ("rise", {"num_masks": 100, "grid_size": 5, "until": 0.95, "budget": 600}),
+    ("rise", {"num_masks": 60, "grid_size": 5, "until": 0.9, "budget": 600, "per_channel": True}),
+    ("random_grid", {"num_masks": 60, "cell_size": 4, "until": 0.9, "budget": 600}),
+    ("focused_rise", {"num_masks": 80}),
+    ("focused_rise", {"num_masks": 60, "until": 0.9, "budget": 200}),
+    ("focused_rise", {"num_masks": 40, "inferer": WholeImages([4, 4]), "patch_memory": False}),
+    ("hierarchical_occlusion", {"window_size": 4, "levels": 3, "keep": 0.2}),
+    ("hierarchical_occlusion", {"inferer": WholeImages([6, 6], overlap=0.5), "patch_memory": False}),
+    ("hierarchical_occlusion", {"window_size": 4, "levels": 3, "keep": 0.4, "regions": quarters}),
+    ("minimal_region", {"window_size": 4, "levels": 3, "keep": 0.2}),
+]
 ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
     RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
     RegressionScoring: (RegressionScoring(), FocusedMasks(RegressionScoring(), 30)),
@@ -136,3 +152,64 @@ def test_a_constant_in_every_score_changes_no_estimate(kind: type[Estimator], sh
     assert float(maps.abs().max()) > 0
     zeros = map_of_rounds(estimator, bound, torch.full_like(scores, 70.1), torch.full_like(reference, 70.1))
     assert torch.equal(zeros, torch.zeros_like(maps))
+
+
+class Games(torch.nn.Module):
+    """Three scores ``(B, 3)`` of boxes that overlap, with sums, minima and maxima of what is in them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.first = torch.randint(0, 12, (4, 2), generator=generator).tolist()
+        self.sides = torch.randint(2, 5, (4, 2), generator=generator).tolist()
+        # Each score adds some of them up, or takes them away.
+        self.weight = torch.randint(-1, 5, (5, 3), generator=generator).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        boxes = zip(self.first, self.sides, strict=True)
+        one, two, three, four = (x[:, :, y : y + h, z : z + w].mean((1, 2, 3)) for (y, z), (h, w) in boxes)
+        return torch.stack([one, torch.minimum(two, three), torch.maximum(three, one), four, two], 1) @ self.weight
+
+
+def found_of(explanation: Explanation, count: int) -> list[list[torch.Tensor]]:
+    """All that is known of each of some explained scores."""
+    # All maps of a white-box method have one scale.
+    shared = "own scale" in (legends := Legend.of(explanation))[0].words
+    scales = [[0.0 if shared else each.scale, each.change or 0.0] for each in legends]
+    known = [explanation.saliency, explanation.noise, explanation.standard_error, explanation.disagreement]
+    parts = [each.chunk(count) for each in (*known, torch.tensor(scales)) if each is not None]
+    return [list(each) for each in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize(
+    ("method", "settings", "seeds"),
+    [
+        *((method, settings, range(2)) for method, settings in IN_ROUNDS),
+        *((name, each(2), [0]) for name in methods.__all__ for each in METHODS[name]),
+    ],
+)
+def test_a_map_is_the_same_whatever_is_explained_beside_it(
+    method: str, settings: dict[str, Any], seeds: Sequence[int], members: int
+) -> None:
+    """In any order and company, with its noise, standard error and colours; and of an ensemble."""
+    more = 0
+    for seed in seeds:
+        networks: list[Any] = [Layered(Games(seed + 10 * member)) for member in range(members)]
+        network = Ensemble(networks) if members > 1 else networks[0]
+        image = 1 + torch.randint(0, 64, (1, 2, 16, 16), generator=torch.Generator().manual_seed(seed)).double() / 64
+
+        def explained(
+            classes: list[int], image: torch.Tensor = image, network: torch.nn.Module = network
+        ) -> Explanation:
+            target = ClassScore(classes, "none")
+            return getattr(methods, method)(**settings, target=target, mask_batch_size=16).explain(image, network)[0]
+
+        alone = [explained([number]) for number in range(3)]
+        for classes in ([1, 0], [2, 0, 1]):
+            together = explained(classes)
+            for number, found in zip(classes, found_of(together, len(classes)), strict=True):
+                (expected,) = found_of(alone[number], 1)
+                torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-15)
+                more += len(together.ids) - len(alone[number].ids)
+    assert bool(more) == alone[0].masks.in_rounds or seeds == [0]

@@ -26,6 +26,7 @@ __all__ = [
     "in_groups",
     "moments",
     "of_each_score",
+    "own_rows",
     "ratio_error",
     "scaled",
     "score_rounding",
@@ -156,18 +157,24 @@ def of_each_score(
     return None if found[0] is None else torch.cat(found)
 
 
+def own_rows(masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> list[list[int]]:
+    """The rows of the masks that each explained score asks for itself, where masks come in rounds; else all rows."""
+    everything = list(range(len(ids)))
+    if not masks.in_rounds:
+        return [everything] * len(reference_scores)
+    each = zip(scores.cpu().split(1, dim=1), reference_scores.cpu().split(1), strict=True)
+    # A part of the first round is no round yet.
+    return [masks.replayed(ids, score, reference)[0] or everything for score, reference in each]
+
+
 def _own_scores(
     masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor
 ) -> list[tuple[Ids, Tensor, Tensor]]:
     """The masks and scores that each explained score asks for itself, where masks come in rounds; else all at once."""
     if not masks.in_rounds or not len(reference_scores):
         return [(ids, scores, reference_scores)]
-    found: list[tuple[Ids, Tensor, Tensor]] = []
-    for score, reference in zip(scores.split(1, dim=1), reference_scores.split(1), strict=True):
-        rows, _ = masks.replayed(ids, score.cpu(), reference.cpu())
-        rows = rows or list(range(len(ids)))  # of a part of the first round
-        found.append(([ids[row] for row in rows], score[rows], reference))
-    return found
+    each = enumerate(own_rows(masks, ids, scores, reference_scores))
+    return [([ids[row] for row in rows], scores[rows, k : k + 1], reference_scores[k : k + 1]) for k, rows in each]
 
 
 class Estimator(ABC):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from monai_saliency.estimators.base import Estimator, of_each_score
+from monai_saliency.estimators.base import Estimator, of_each_score, own_rows
 from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.targets.base import BoundTarget
 from monai_saliency.utils.timing import stage
@@ -42,6 +42,8 @@ class Explanation:
         disagreement: of the map's shape and unit, at least 0: the standard deviation between the maps of the members of
             an :class:`~monai_saliency.networks.Ensemble` (of a sample, divided by k - 1). Then the map and the scores
             are the members' means. None for a single network.
+        members: the scores ``(N, k * K)`` of the k members of an ensemble and those of the unperturbed image
+            ``(k * K,)``, all K of the first member first. None for a single network.
 
     Example::
 
@@ -66,17 +68,35 @@ class Explanation:
     estimator: Estimator | None = None
     stopped: str = ""
     disagreement: torch.Tensor | None = None
+    members: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @cached_property
     def standard_error(self) -> torch.Tensor | None:
         """How far each voxel of the map may be from the value that endless masks would give: of the map's shape, unit
         and device, see :meth:`~monai_saliency.estimators.base.Estimator.standard_error`. None where there is none.
+        Where each member of an ensemble has rounds of its own, the mean of theirs, which is too large if anything.
         """
         if self.estimator is None:
             return None
         with torch.no_grad(), stage("standard error"):
-            given = self.masks, self.ids, self.scores, self.reference_scores
-            return of_each_score(self.estimator.standard_error, *given)
+            found = of_each_score(self.estimator.standard_error, self.masks, self.ids, *self._with_masks_of_their_own)
+            return None if found is None else found.unflatten(0, (-1, len(self.explained))).mean(dim=0)
+
+    @property
+    def _with_masks_of_their_own(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The scores, and those of the unperturbed image; of an ensemble's members where masks come in rounds."""
+        of_members = self.members if self.masks.in_rounds else None
+        return of_members or (self.scores, self.reference_scores)
+
+    def asked(self) -> torch.Tensor:
+        """Which masks an explained score asks for itself, bool ``(N, K)``; of an ensemble, which any member asks for.
+        All, but for masks in rounds: there others may be of other scores.
+        """
+        count = len(self.reference_scores)
+        found = torch.zeros(len(self.ids), count, dtype=torch.bool)
+        for place, rows in enumerate(own_rows(self.masks, self.ids, *self._with_masks_of_their_own)):
+            found[rows, place % count] = True
+        return found
 
     def maps_beside(self, standard_error_key: Any = None) -> dict[Any, torch.Tensor]:
         """The maps to save beside the map: its disagreement as ``"disagreement"``, and its standard error, where it has
@@ -117,7 +137,12 @@ def of_members(explanation: Explanation, rounding: float) -> Explanation:
         scores=scores.mean(dim=1),
         reference_scores=references.mean(dim=0),
         target=bound.bound_to_mean,
+        members=(explanation.scores, explanation.reference_scores),
     )
+    if explanation.noise is None:
+        return mean
+    if mean.masks.in_rounds:  # each member has masks of its own, and noise of its own
+        return replace(mean, noise=explanation.noise.unflatten(0, (bound.members, -1)).mean(dim=0))
     assert mean.estimator is not None
     given = mean.masks, mean.ids, mean.scores, mean.reference_scores
-    return replace(mean, noise=of_each_score(partial(mean.estimator.noise, rounding=rounding), *given))
+    return replace(mean, noise=mean.estimator.noise(*given, rounding=rounding))

@@ -155,7 +155,7 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         return math.prod(-(-finer // own) for own, finer in zip(*self.grids[level : level + 2], strict=True))
 
     def _affordable(self, grid: PatchGrid) -> list[int]:
-        """How many windows of each level are refined at the most, for all scores; the levels share what is left of the
+        """How many windows of each level are refined at the most for each score; the levels share what is left of the
         affordable predictions.
         """
         first = grid.predictions([int(axis[1]) for axis in self.bounds[0]])

@@ -82,7 +82,7 @@ class UntilMasks(Masks):
             )
         # All is the other family's, but for the rounds.
         bound.__class__ = type("UntilMasks", (_Rounds, type(bound)), {})
-        bound.settings, bound.last = self, None
+        bound.settings, bound.known = self, {}
         bound.key = ("UntilMasks", self.until, self.first, type(self.estimator).__name__, *bound.key)
         return bound
 
@@ -91,7 +91,7 @@ class _Rounds(BoundMasks):
     """What lets masks of one round come in several."""
 
     settings: UntilMasks
-    last: tuple[Tensor, float] | None
+    known: dict[tuple[bytes, ...], float]
 
     def first_round(self) -> Ids:
         return range(self.settings.first)
@@ -107,16 +107,16 @@ class _Rounds(BoundMasks):
 
     def agreement(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> float:
         """How far the map would agree with one of as many masks of another seed, in [-1, 1]."""
-        last = self.last  # of another thread, where several share the masks
-        if last is not None and torch.equal(last[0], scores):
-            return last[1]
+        # Each round, and all that is made of the scores, asks for the rounds before once more.
+        key = scores.cpu().numpy().tobytes(), reference_scores.cpu().numpy().tobytes()
+        if key in self.known:
+            return self.known[key]
         one, other = (
             self._places(self.settings.estimator.compute(self, ids[half::2], scores[half::2], reference_scores))
             for half in range(2)
         )
-        found = min(map(_agreement, one, other), default=1.0)
-        self.last = scores.clone(), found
-        return found
+        self.known[key] = min(map(_agreement, one, other), default=1.0)
+        return self.known[key]
 
     def _places(self, maps: Tensor) -> Tensor:
         """The values of maps ``(K, *spatial)`` that are compared, ``(K, places)``."""

@@ -169,7 +169,7 @@ def hierarchical_occlusion(
     Args:
         window_size: edge of a window of the first level, one number or one per axis. By default there are about 64;
             under a ``SlidingWindowInferer`` it is about the step from patch to patch, and up to four levels cost at
-            most 40 predictions of the image. With ``regions`` it is that of the second level.
+            most 40 predictions of the image for each score. With ``regions`` it is that of the second level.
         levels: how many sizes, each half as long as the one before.
         keep: share of a level's windows that is refined.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.

@@ -194,7 +194,10 @@ class NetworkMetric(SaliencyMetric):
         """Score perturbed images of one case, by masks that hide all channels alike."""
         (state,) = self.inferer.replace(masks=masks).score(one.image[None], self.network, cases=[one.case])
         self.num_forwards += state.num_forwards
-        scores, reference = state.state.scores.double(), state.state.reference_scores.double()
+        scores, reference = (  # of an ensemble the mean over its members
+            each.double().unflatten(-1, (state.target.members, -1)).mean(dim=-2)
+            for each in (state.state.scores, state.state.reference_scores)
+        )
         if state.masks.channels is not None:
             raise ValueError(f"`masks` must hide all channels alike for {type(self).__name__}: use the masks inside")
         if len(reference) not in (1, one.num_maps):

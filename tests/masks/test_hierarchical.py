@@ -44,17 +44,17 @@ def hidden_by(box: Any, shape: tuple[int, ...], width: float) -> np.ndarray:
     return found
 
 
-def slow(weight: np.ndarray, window: int, levels: int, keep: float, width: float = 1) -> tuple[np.ndarray, int]:
-    """The map and the number of windows, written as the text says it, for the score ``sum(weight * image)`` of ones.
+def slow(weight: np.ndarray, window: int, levels: int, keep: float, width: float = 1) -> tuple[np.ndarray, set[Any]]:
+    """The map and the windows, written as the text says it, for the score ``sum(weight * image)`` of ones.
     An edge rises over ``width`` voxels.
     """
     sides = [[(a, min(a + window, n)) for a in range(0, n, window)] for n in weight.shape]
     level: list[Any] = list(itertools.product(*sides))
-    found, count = np.zeros(weight.shape), 0
+    found, windows = np.zeros(weight.shape), set()
     for number in range(levels):
         hidden = {box: hidden_by(box, weight.shape, width) for box in level}
         drops = {box: float((weight * hidden[box]).sum()) for box in level}
-        count += len(level)
+        windows |= set(level)
         for box, drop in drops.items():
             found += drop * hidden[box]
         best = sorted(level, key=lambda box: -drops[box])[: max(1, round(keep * len(level)))]
@@ -67,7 +67,7 @@ def slow(weight: np.ndarray, window: int, levels: int, keep: float, width: float
         level = sorted(parts)
         if not level:
             break
-    return found, count
+    return found, windows
 
 
 @pytest.mark.parametrize("shape", [(32, 24), (17, 9), (16, 8, 12), (9, 7, 5)])
@@ -75,24 +75,32 @@ def slow(weight: np.ndarray, window: int, levels: int, keep: float, width: float
 def test_the_slow_reference(shape: tuple[int, ...], window: int, levels: int, keep: float) -> None:
     if window == 8 and 5 in shape:
         pytest.skip("one window along an axis, and few others")
-    weight = np.random.default_rng(0).normal(size=shape)
-    expected, count = slow(weight, window, levels, keep)
-    explain = ms.hierarchical_occlusion(window, levels, keep, target=LOGIT, mask_batch_size=7)
-    (found,) = explain.explain(torch.ones(1, 1, *shape).double(), weighted(torch.from_numpy(weight)))
-    np.testing.assert_allclose(found.saliency[0].numpy(), expected, rtol=1e-9, atol=1e-9)
-    assert len(found.scores) == count
-    assert found.num_forwards == count + 1
+    """A class alone, and three side by side: each map is of the windows that its own score asks for."""
+    weights = np.random.default_rng(0).normal(size=(3, *shape))
+    expected, windows = zip(*(slow(weight, window, levels, keep) for weight in weights), strict=True)
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([weighted(torch.from_numpy(weight))(x) for weight in weights], dim=1)
+
+    for classes in ([0], [2, 0, 1]):
+        target = ms.ClassScore(classes, "none")
+        explain = ms.hierarchical_occlusion(window, levels, keep, target=target, mask_batch_size=7)
+        (found,) = explain.explain(torch.ones(1, 1, *shape).double(), network)
+        np.testing.assert_allclose(found.saliency, [expected[each] for each in classes], rtol=1e-9, atol=1e-9)
+        count = len(set.union(*(windows[each] for each in classes)))
+        assert len(found.scores) == count
+        assert found.num_forwards == count + 1
 
 
 @pytest.mark.parametrize("shape", [(17, 9), (9, 7, 5)])
 @pytest.mark.parametrize("width", [2, 2.5, 5])
 def test_smooth_edges_and_the_slow_reference(shape: tuple[int, ...], width: float) -> None:
     weight = np.random.default_rng(1).normal(size=shape)
-    expected, count = slow(weight, 4, 3, 0.3, width)
+    expected, windows = slow(weight, 4, 3, 0.3, width)
     explain = ms.hierarchical_occlusion(4, 3, 0.3, smooth=width, target=LOGIT, mask_batch_size=7)
     (found,) = explain.explain(torch.ones(1, 1, *shape).double(), weighted(torch.from_numpy(weight)))
     np.testing.assert_allclose(found.saliency[0].numpy(), expected, rtol=1e-9, atol=1e-9)
-    assert len(found.scores) == count
+    assert len(found.scores) == len(windows)
 
 
 def test_levels_by_hand() -> None:

@@ -13,7 +13,6 @@ from helpers.patches import blocks
 import monai_saliency as ms
 from monai_saliency.masks.hierarchical import RegionHierarchyMasks
 
-LOGIT = ms.ClassScore([0], "none")
 Voxels = frozenset[tuple[int, ...]]
 
 
@@ -26,16 +25,18 @@ def windows_of(size: int, edge: int, level: int) -> list[range]:
     return found
 
 
-def slow(weight: np.ndarray, labels: np.ndarray, window: int, levels: int, keep: float) -> tuple[np.ndarray, int]:
-    """The map and the number of masks for the score ``sum(weight * image)`` of ones, as the text says it."""
+def slow(
+    weight: np.ndarray, labels: np.ndarray, window: int, levels: int, keep: float
+) -> tuple[np.ndarray, set[Voxels]]:
+    """The map and what masks hide for the score ``sum(weight * image)`` of ones, as the text says it."""
     everything = list(itertools.product(*map(range, labels.shape)))
     parts: list[tuple[Voxels, int]] = [
         (frozenset(at for at in everything if labels[at] == label), 0) for label in np.unique(labels) if label
     ]
-    found, count = np.zeros(weight.shape), 0
+    found, hidden = np.zeros(weight.shape), set()
     while parts:
         drops = {part: sum(weight[at] for at in part) for part, _ in parts}
-        count += len(parts)
+        hidden |= set(drops)
         for part, drop in drops.items():
             for at in part:
                 found[at] += drop
@@ -51,20 +52,24 @@ def slow(weight: np.ndarray, labels: np.ndarray, window: int, levels: int, keep:
                 if len(pieces) > 1:
                     parts += [(piece, finer) for piece in pieces]
                     break
-    return found, count
+    return found, hidden
 
 
 @pytest.mark.parametrize(("shape", "size"), [((17, 12), 4), ((9, 7, 6), 3)])
 @pytest.mark.parametrize(("window", "levels", "keep"), [(5, 4, 0.3), (4, 3, 0.1), (3, 2, 1.0), (4, 1, 0.5)])
 def test_the_slow_reference(shape: tuple[int, ...], size: int, window: int, levels: int, keep: float) -> None:
-    weight, labels = np.random.default_rng(0).normal(size=shape), blocks(shape, size, 7, seed=1)
-    expected, count = slow(weight, labels[0].numpy(), window, levels, keep)
-    explain = ms.hierarchical_occlusion(window, levels, keep, regions="label_map", target=LOGIT, mask_batch_size=7)
-    by_weight = lambda x: (x[:, 0] * torch.from_numpy(weight)).flatten(1).sum(1, keepdim=True)  # noqa: E731
+    """Of two scores, whose maps are each of its own parts."""
+    weights, labels = np.random.default_rng(0).normal(size=(2, *shape)), blocks(shape, size, 7, seed=1)
+    expected, hidden = zip(*(slow(each, labels[0].numpy(), window, levels, keep) for each in weights), strict=True)
+    count = len(set.union(*hidden))
+    target = ms.RegressionScore("all")
+    explain = ms.hierarchical_occlusion(window, levels, keep, regions="label_map", target=target, mask_batch_size=7)
+    by_weight = lambda x: (x * torch.from_numpy(weights)).flatten(2).sum(2)  # noqa: E731
     (found,) = explain.explain(torch.ones(1, 1, *shape).double(), by_weight, cases=[ms.Case("a", labels=labels)])
-    np.testing.assert_allclose(found.saliency[0].numpy(), expected, rtol=1e-9, atol=1e-9)
-    assert len(found.scores) == count <= found.masks.at_most
-    assert bool((found.saliency[0][labels[0] == 0] == 0).all())
+    np.testing.assert_allclose(found.saliency, np.stack(expected), rtol=1e-9, atol=1e-9)
+    assert len(found.scores) == count
+    assert max(map(len, hidden)) <= found.masks.at_most
+    assert bool((found.saliency[:, labels[0] == 0] == 0).all())
     assert len({tuple(mask.flatten().tolist()) for mask in found.masks.render(found.ids)}) == count, "none twice"
     (made,) = explain.replace(masks=RegionHierarchyMasks(lambda image, spacing: labels, window, levels, keep)).explain(
         torch.ones(1, 1, *shape).double(), by_weight
@@ -101,7 +106,7 @@ def test_rounds_by_hand() -> None:
 
 def test_errors() -> None:
     with pytest.raises(ValueError, match="`regions` must be 'label_map' or a function of an image, got 'organs'"):
-        ms.hierarchical_occlusion(regions="organs", target=LOGIT)
+        ms.hierarchical_occlusion(regions="organs", target=ms.RegressionScore())
     with pytest.raises(ValueError, match="need the case's label map"):
         RegionHierarchyMasks().bind(torch.zeros(1, 8, 8))
     keys = {bind().key, bind(keep=0.2).key, bind(levels=2).key, bind(LABELS + 1).key, bind(smooth=2).key}

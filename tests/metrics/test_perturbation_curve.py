@@ -15,13 +15,14 @@ from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.metrics import Deletion, Insertion
+from monai_saliency.networks import Ensemble
 
 TARGET = ms.ClassScore([0, 1], "none")
 SHAPES = {2: (9, 8), 3: (6, 5, 7), 1: (1, 5, 7)}  # the last: a slice, saved as a volume
 
 
-def network_of(dims: int, channels: int = 2) -> torch.nn.Module:
-    draw = torch.Generator().manual_seed(dims)
+def network_of(dims: int, channels: int = 2, seed: int = 0) -> torch.nn.Module:
+    draw = torch.Generator().manual_seed(dims + 10 * seed)
     size = channels * int(np.prod(SHAPES[dims]))
     first, second = torch.nn.Linear(size, 6), torch.nn.Linear(6, 2)
     for layer in (first, second):
@@ -58,9 +59,14 @@ def slow_curve(
 
 @pytest.mark.parametrize("fill", [None, ms.MeanFill(), ms.BlurFill(1.0)])
 @pytest.mark.parametrize("metric", [Deletion, Insertion])
-@pytest.mark.parametrize(("dims", "steps"), [(2, 6), (3, 6), (1, 6), (2, 1), (2, 1000)])
-def test_equals_plain_loops(metric: type, dims: int, steps: int, fill: Any) -> None:
-    network, (maps, images) = network_of(dims), case_of(dims)
+@pytest.mark.parametrize(
+    ("dims", "steps", "count"), [(2, 6, 1), (3, 6, 1), (1, 6, 1), (2, 1, 1), (2, 1000, 1), (2, 6, 3)]
+)
+def test_equals_plain_loops(metric: type, dims: int, steps: int, count: int, fill: Any) -> None:
+    """Of a network, and of an ensemble."""
+    members, (maps, images) = [network_of(dims, seed=seed) for seed in range(count)], case_of(dims)
+    network = members[0] if count == 1 else Ensemble(members)
+    mean = lambda x: torch.stack([member(x) for member in members]).mean(0)  # noqa: E731
     inferer = ms.rise(5, 3, target=TARGET, fill=ms.ConstantFill(0.2), mask_batch_size=3)
     measured = metric(inferer.replace(fill=fill) if fill else inferer, network, steps=steps)
     curves = measured.curves(maps, images)
@@ -68,7 +74,7 @@ def test_equals_plain_loops(metric: type, dims: int, steps: int, fill: Any) -> N
     assert found.shape == (2, 2)
     for b, k in np.ndindex(2, 2):
         filled = (fill or ms.ConstantFill(0.2))(images)[b].numpy()
-        expected = slow_curve(network, maps[b, k].numpy(), images[b].numpy(), filled, steps, metric is Insertion)
+        expected = slow_curve(mean, maps[b, k].numpy(), images[b].numpy(), filled, steps, metric is Insertion)
         fractions, scores = expected[0], [both[k] for both in expected[1]]
         np.testing.assert_allclose(curves[b][k].fractions, fractions, rtol=0, atol=1e-12)
         np.testing.assert_allclose(curves[b][k].scores, scores, rtol=0, atol=1e-9)

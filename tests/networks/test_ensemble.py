@@ -18,7 +18,7 @@ from monai.inferers import Inferer, SlidingWindowInferer
 from monai.networks.nets import DenseNet, UNet
 
 import monai_saliency as ms
-from monai_saliency.networks import Ensemble, load_checkpoint, network_of
+from monai_saliency.networks import Ensemble, accelerated, load_checkpoint, network_fingerprint, network_of
 
 
 def networks(make: Callable[[], torch.nn.Module], count: int = 3) -> list[torch.nn.Module]:
@@ -56,6 +56,16 @@ CASES: list[tuple[Callable[..., ms.PerturbationInferer], Any, Any, Inferer | Non
         *(SlidingWindowInferer((8, 8, 8), 2, 0.5, mode="gaussian"), (1, 1, 12, 8, 10)),
     ),
     (ms.integrated_gradients, {"steps": 6}, ms.ClassScore([0, 1], "softmax"), None, (1, 1, 24, 20)),
+    # Each member asks for masks of its own.
+    *(
+        (method, given, ms.ClassScore([0, 1], "softmax"), None, (1, 1, 24, 20))
+        for method, given in (
+            (ms.rise, {"until": 0.9, "budget": 400}),
+            (ms.focused_rise, {"num_masks": 40}),
+            (ms.hierarchical_occlusion, {"window_size": 8, "levels": 3}),
+            (ms.minimal_region, {"window_size": 8, "levels": 2}),
+        )
+    ),
 ]
 
 
@@ -79,12 +89,79 @@ def test_it_is_the_mean_of_separate_runs(
         torch.testing.assert_close(explanation.saliency, each[:, i].mean(0), rtol=0, atol=within)
         torch.testing.assert_close(explanation.disagreement, each[:, i].std(0), rtol=0, atol=within)
         assert float(explanation.disagreement.max()) > 1e-3 * scale
-        alone = explain.explain(x, members[0])[i]
-        assert explanation.scores.shape == alone.scores.shape
+        alone, *others = (explain.explain(x, member)[i] for member in members)
+        if found[i].masks.in_rounds:
+            for name in ("noise", "standard_error"):
+                of_members = [getattr(one, name) for one in (alone, *others) if getattr(one, name) is not None]
+                if of_members:
+                    torch.testing.assert_close(getattr(explanation, name), torch.stack(of_members).mean(0))
+        assert explanation.scores.shape[1] == alone.scores.shape[1]
+        assert explanation.scores.shape[0] >= alone.scores.shape[0]
+        assert explanation.members[0].shape == (len(explanation.ids), 3 * len(alone.target.labels))
         assert explanation.target.labels == alone.target.labels
         assert [label for label, *_ in explanation.explained] == [label for label, *_ in alone.explained]
         assert (explanation.noise is None) == (alone.noise is None)
         assert alone.disagreement is None
+
+
+class Member(torch.nn.Module):
+    """A network that users change in every way that torch allows."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layer, self.activation, self.head = torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+        self.temperature = 0.1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.activation(self.layer(x)).mean((2, 3))) / self.temperature
+
+
+def averaged_weights(member: Member) -> None:
+    for each in member.parameters():
+        each.data = 0.5 * each.data + 0.1
+
+
+CHANGES: dict[str, Callable[[Member], Any]] = {
+    "random weights": lambda member: member.head.weight.data.normal_(),
+    "averaged weights": averaged_weights,
+    "replaced activation": lambda member: setattr(member, "activation", torch.nn.Softplus()),
+    "temperature": lambda member: setattr(member, "temperature", 0.5),
+    "hook of a layer": lambda member: member.layer.register_forward_hook(lambda module, given, out: out.flip(1)),
+    "hook of the network": lambda member: member.register_forward_hook(lambda module, given, out: out.square()),
+    "added in place": lambda member: member.head.bias.data.add_(torch.tensor([0.0, 0.3])),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("compile", [False, {"backend": "eager"}])
+def test_a_member_that_is_changed_after_the_first_map(change: str, compile: Any) -> None:
+    """The map is of the members as they are now: by a loop over windows and members."""
+    torch._dynamo.reset()
+    members = [Member(seed).eval() for seed in range(3)]
+    ensemble, x = Ensemble(members).eval(), image(1, 1, 12, 12)
+    network = accelerated(ensemble, compile=compile)
+    explain = ms.sliding_window(4, 4, target=ms.ClassScore([1], "softmax"))
+
+    def probability(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.stack([member(x).softmax(1)[0, 1] for member in members])
+
+    found, before = explain.explain(x, network)[0].saliency, network_fingerprint(ensemble)
+    for is_changed in (False, True):
+        if is_changed:
+            CHANGES[change](members[1])
+        drops = torch.zeros(3, 12, 12)
+        for y, z in np.ndindex(3, 3):
+            here = (..., slice(4 * y, 4 * y + 4), slice(4 * z, 4 * z + 4))
+            hidden = x.clone()
+            hidden[here] = 0
+            drops[here] = (probability(x) - probability(hidden))[:, None, None]
+        (explanation,) = explain.explain(x, network)
+        torch.testing.assert_close(explanation.saliency[0], drops.mean(0), rtol=0, atol=1e-6)
+        torch.testing.assert_close(explanation.disagreement, drops.std(0)[None], rtol=0, atol=1e-6)
+    assert float((explanation.saliency - found).abs().max()) > 1e-4
+    assert network_fingerprint(ensemble) != before is not None
 
 
 def test_the_class_is_that_of_the_mean_prediction() -> None:
