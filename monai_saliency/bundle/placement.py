@@ -20,6 +20,7 @@ from monai.transforms import Compose, ConcatItemsd, CopyItemsd, InvertibleTransf
 from monai.transforms.utils import convert_applied_interp_mode
 from monai.utils import ImageMetaKey, OptionalImportError, TraceKeys, WSIPatchKeys
 
+from monai_saliency.cases import mm_per_unit
 from monai_saliency.data.cohort import CaseIds
 from monai_saliency.storage.dicom import holds_series, order_problem, series_files, series_id
 from monai_saliency.storage.files import header_problem
@@ -103,6 +104,14 @@ class Placement:
         file = input_file(image)
         if file is None:
             return None
+        if (unit := mm_per_unit(image.meta)) != 1 and "unit" not in self._said:
+            self._said.add("unit")
+            logger.warning(
+                "%s: by its header, 1 in its affine is %g mm: sizes in mm, peaks and volumes are converted, but the "
+                "bundle's own transforms take it for 1 mm",
+                file,
+                unit,
+            )
         # A folder is read as one volume, by a reader that may not see gaps.
         if image.ndim == 4 and (file.is_dir() or dicom) and holds_series(file):
             with suppress(OptionalImportError):

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from monai.data import MetaTensor
 
-from monai_saliency.cases import Case, affine_in_mm
+from monai_saliency.cases import Case, affine_in_mm, image_file
+from monai_saliency.errors import AdviceError
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import MeanFill
@@ -30,7 +31,7 @@ from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.perturbation_curve import Deletion, Insertion
 from monai_saliency.metrics.plausibility import AUPRC, Leakage, MassInLabel, Pointing
 from monai_saliency.networks.identity import network_fingerprint, network_key, scores_key
-from monai_saliency.storage.files import load_label, on_grid
+from monai_saliency.storage.files import header_problem, load_label, on_grid
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.tables import TRUST_COLUMNS, CaseTable
 from monai_saliency.targets.base import BoundTarget, Target
@@ -251,10 +252,16 @@ def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch
     """A function that reads a case's label map on the grid of its image, by nearest neighbour."""
     label, image = item.get("label"), item[image_key]
     if isinstance(label, torch.Tensor) and label.ndim == image.ndim and label.shape[1:] == image.shape[1:]:
-        return cache(partial(_inside, plain(label)))
+        return cache(partial(_own, label))
     if isinstance(label, (str, Path)) and str(label) and isinstance(image, MetaTensor):
         return cache(partial(_resampled, label, image))
     return None
+
+
+def _own(label: torch.Tensor) -> torch.Tensor:
+    if problem := header_problem(label):
+        raise AdviceError(f"the label map {image_file(label) or ''} cannot be used: {problem}")
+    return _inside(plain(label))
 
 
 def _resampled(label: str | Path, image: MetaTensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ from monai.transforms import LoadImage, LoadImaged
 from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 from nibabel.spatialimages import SpatialImage
 from scipy import ndimage
+from scipy.spatial import distance
 
 from monai_saliency.cases import affine_in_mm, case_name, convert_to_mm, file_affine, mm_per_unit
 from monai_saliency.errors import AdviceError, CaseError, OutputError
@@ -250,7 +251,7 @@ def _voxel_problem(scan: SpatialImage) -> str | None:
 
 def header_problem(image: torch.Tensor) -> str | None:
     """Why the file of a scan or label map ``(C, *spatial)`` is damaged or gives its voxels no place; None otherwise."""
-    path, dims = Path(case_name(image)), image.ndim - 1
+    path, dims = Path(case_name(image)), min(image.ndim - 1, 3)
     scan = load_scan(path) if format_of(path) is NIFTI and path.is_file() else None
     if problem := _COMPLEX if image.is_complex() else scan and _voxel_problem(scan):
         return problem
@@ -268,7 +269,10 @@ def header_problem(image: torch.Tensor) -> str | None:
             f"its affine {np.round(affine, 4).tolist()} is singular or not finite, so its voxels have no place in "
             "the scanner: correct the file's header"
         )
-    apart = 0.0 if scan is None else _apart(scan.shape, affine, file_affine(image.meta, affine))
+    if scan is None:
+        return None
+    read = file_affine(image.meta, affine)
+    apart = np.linalg.norm(_corners(scan.shape, affine) - _corners(scan.shape, read), axis=1).max()
     if apart <= 0.1 * min(sizes):
         return None
     # MONAI takes the qform for a sform that does not fit the voxel sizes that the header lists.
@@ -278,10 +282,9 @@ def header_problem(image: torch.Tensor) -> str | None:
     )
 
 
-def _apart(shape: Sequence[int], first: np.ndarray, second: np.ndarray) -> float:
-    """How many mm apart two affines put a voxel of a shape, at most."""
-    corners = np.array([*product(*([0, size - 1] for size in (*shape[:3], 1, 1)[:3]), [1])])
-    return float(np.linalg.norm(corners @ (first - second)[:3].T, axis=1).max())
+def _corners(shape: Sequence[int], affine: np.ndarray) -> np.ndarray:
+    """Where an affine puts the corner voxels of a shape ``(8, 3)``, in mm."""
+    return nib.affines.apply_affine(affine, [*product(*([0, size - 1] for size in (*shape[:3], 1, 1)[:3]))])
 
 
 def load_label(path: str | Path, scan: torch.Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -289,15 +292,14 @@ def load_label(path: str | Path, scan: torch.Tensor | None = None) -> tuple[np.n
 
     Args:
         path: the file.
-        scan: an image or map ``(C, *spatial)`` with the meta data of the labelled scan's file. A label map that is or
-            belongs to a photograph is stretched over it, since photographs have no place in mm. A warning reports this,
-            and another affine under the scan's shape.
+        scan: an image or map ``(C, *spatial)`` of the labelled scan, for its file's shape and affine. Photographs have
+            no place in mm, so a label map is stretched over a photograph, with a warning.
 
     Returns:
         its voxels ``(C, x, y, z)`` and their affine ``(4, 4)`` to scanner mm.
 
     Raises:
-        AdviceError: when its header gives its voxels no place, or a photograph has another aspect than its label map.
+        AdviceError: when its header gives its voxels no place, or it has another aspect than its photograph.
     """
     label = load_image(image_only=True, ensure_channel_first=True, dtype=None)(path)
     if problem := header_problem(label):
@@ -315,10 +317,12 @@ def _placed(path: str, shape: tuple[int, ...], affine: np.ndarray, scan: MetaTen
     whole = tuple([*np.asarray(scan.meta[MetaKeys.SPATIAL_SHAPE]).astype(int).tolist(), 1, 1][:3])
     if _is_photograph(path) or _is_photograph(file):
         return own @ _stretched(path, shape, whole)
-    if shape == whole and (apart := _apart(whole, own, affine)) > 0.1 * min(nib.affines.voxel_sizes(own)):
+    # Its axes may be turned, so each corner is compared with the nearest one.
+    apart = distance.cdist(_corners(whole, own), _corners(whole, affine)).min(axis=0).max()
+    if shape == whole and apart > 0.1 * min(nib.affines.voxel_sizes(own)):
         warnings.warn(
             f"the label map {path} has the shape of its scan {file} and another affine, {affine.round(3).tolist()} "
-            f"instead of {own.round(3).tolist()}: it lies up to {apart:.3g} mm from the scan's voxels. Correct its "
+            f"instead of {own.round(3).tolist()}: its corners are up to {apart:.3g} mm from the scan's. Correct its "
             "header if a tool has dropped the affine",
             stacklevel=2,
         )
@@ -343,15 +347,12 @@ def _stretched(path: str, shape: tuple[int, ...], whole: tuple[int, ...]) -> np.
 
 
 def on_grid(values: np.ndarray, affine: np.ndarray, shape: Sequence[int], grid: np.ndarray) -> np.ndarray:
-    """A label map ``(x, y, z)``, nearest neighbour, at the voxels of a grid of 2 or 3 axes; 0 where it does not reach.
-
-    Both affines are to mm, of the grid ``(4, 4)`` or, of two axes, ``(3, 3)``.
-    """
+    """A label map ``(x, y, z)``, nearest neighbour, at the voxels of a grid of 2 or 3 axes; 0 outside of it."""
     to_label = np.linalg.inv(affine) @ to_affine_nd(3, grid)
     if len(shape) == 2 and values.shape[2] == 1:  # one plane
         to_label[2] = 0
-    whole = (*shape, 1)[:3]
-    return ndimage.affine_transform(values, to_label, output_shape=whole, order=0, mode="grid-constant").reshape(shape)
+    how: dict[str, Any] = {"output_shape": (*shape, 1)[:3], "order": 0, "mode": "grid-constant"}
+    return ndimage.affine_transform(values, to_label, **how).reshape(shape)
 
 
 # Writing. -------------------------------------------------------------------------------------------------------------

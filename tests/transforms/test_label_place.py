@@ -86,8 +86,9 @@ def test_a_header_of_two_places_is_refused_on_each_way_in(
     with pytest.raises(CaseError, match=rf"case ct: its label map .*{PROBLEM}"):
         EXPLAIN.explain(both["image"][None], total, cases=[Case("ct", labels=both["label"])])
     image = loaded(item)["image"]
-    with pytest.raises(AdviceError, match="its sform and the qform"):
-        label_on_grid({"image": image, "label": item["label"]}, "image")()
+    for label in (item["label"], both["label"]):
+        with pytest.raises(AdviceError, match="its sform and the qform"):
+            label_on_grid({"image": image, "label": label}, "image")()
     with caplog.at_level(logging.WARNING):
         SaveSaliencyd("saliency", tmp_path / "out")(item | {"saliency": MetaTensor(image)})
         assert peak_in_label(item, image, 3, 2, 1) == ""
@@ -130,10 +131,14 @@ def test_another_affine_under_the_scans_shape_is_reported(tmp_path: Path) -> Non
         pytest.raises(CaseError, match=r"case ct: .*label.nii cannot be used: none of its labels lies on the prepro"),
     ):
         loaded(item, LoadRegionsd())
-    image = loaded(a_case(tmp_path))["image"]
+    item = a_case(tmp_path)
+    image, label = loaded(item)["image"], nib.load(item["label"])
+    nib.save(label.as_reoriented(np.array([[2, 1], [1, -1], [0, -1]])), tmp_path / "turned.nii")
+    nib.save(label.as_reoriented(np.array([[0, 1], [1, -1], [2, -1]])), tmp_path / "flipped.nii")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "the label map")
-        load_label(item["label"], image)
+        for name in ("label.nii", "turned.nii", "flipped.nii"):
+            load_label(tmp_path / name, image)
 
 
 @pytest.mark.parametrize(

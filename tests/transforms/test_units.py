@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nibabel as nib
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.scans import OBLIQUE, write_scan
-from monai.data import decollate_batch, list_data_collate
+from monai.data import Dataset, decollate_batch, list_data_collate
 from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Spacingd
 
 import monai_saliency as ms
+from monai_saliency.bundle.placement import Placement
 from monai_saliency.cases import affine_in_mm, image_spacing
 from monai_saliency.errors import CaseError
 from monai_saliency.handlers.summary import summarize
@@ -87,7 +89,9 @@ def test_the_same_scan_in_another_unit(
     np.testing.assert_allclose([row[f"peak_{axis}_mm"] for axis in "xyz"], peak, atol=0.011)
 
 
-def test_scans_that_were_not_read_in_mm(files: tuple[str, str], tmp_path: Path) -> None:
+def test_scans_that_were_not_read_in_mm(
+    files: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As in other people's bundles: sizes in mm and the place of a map are right; a check before Spacingd refuses."""
     image, load = in_unit(files[0], "micron"), Compose([LoadImaged("image"), EnsureChannelFirstd("image")])
     batch = list_data_collate([load({"image": each, "case": "ct"}) for each in (files[0], image)])
@@ -98,5 +102,8 @@ def test_scans_that_were_not_read_in_mm(files: tuple[str, str], tmp_path: Path) 
     np.testing.assert_allclose(maps[0].numpy(), maps[1].numpy(), rtol=1e-5)
     done = SaveSaliencyd("saliency", tmp_path)(item | {"saliency": item["image"]})
     assert np.array_equal(nib.load(done["saliency_path"]).affine, nib.load(image).affine)
+    loader = SimpleNamespace(dataset=Dataset([{"image": image}], load))
+    assert Placement(loader, "image").problem_of(item, False) is None
+    assert f"{image}: by its header, 1 in its affine is 0.001 mm: sizes in mm, peaks and volumes" in caplog.text
     with pytest.raises(CaseError, match=r"ct: .*, 1 in its affine is 0.001 mm, .*: load it by .*files.scan_loader"):
         CheckScand("image")(item)
