@@ -202,7 +202,9 @@ class _Layouts:
 
     def _of_tokens(self, count: int) -> tuple[int, ...] | None:
         """The one grid of so many voxels, or one less: the class token."""
-        for grids in (self.grids, self._coarser()):
+        # An MLP-Mixer's linear layers take the channels for tokens and back.
+        channels = {shape[-1] for shape in self.axes if len(shape) == 3}
+        for grids in (self.grids, set() if count in channels else self._coarser()):
             for voxels in (count, count - 1):
                 if found := {grid for grid in grids if math.prod(grid) == voxels}:
                     return found.pop() if len(found) == 1 else None

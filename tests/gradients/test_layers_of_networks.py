@@ -92,6 +92,7 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "vit": (lambda: vit(CLASS_TOKEN, head=lambda x: x[:, 0]), (32, 48)),
     "vit without class": (lambda: vit(pool=MEAN), (32, 48)),
     "merged tokens": (lambda: vit(join=QUARTERS, down=nn.Linear(32, 8), pool=MEAN), (32, 48)),
+    "mixer": (lambda: vit(turn=lambda x: x.mT, mix=nn.Linear(32, 32), back=lambda x: x.mT, pool=MEAN), (32, 64)),
     "monai's vit": (lambda: ViT(1, (32, 48), 8, 8, 12, 2, 2, classification=True, spatial_dims=2), (32, 48)),
     "swinunetr": (lambda: SwinUNETR(1, 2, feature_size=12, spatial_dims=2), (64, 64)),
 }
@@ -109,6 +110,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "vit": {"block.inside.0": GRID, "default": 0, "before": GRID, "before.inside.3": GRID, "embed": FIRST},
     "vit without class": {"norm": GRID, "default": 0, "block": GRID, "block.inside.3": GRID},
     "merged tokens": {"down": (2, 3), "default": 0, "norm": GRID},
+    "mixer": {"back": (4, 8), "default": 0, "norm": (4, 8)},
     "monai's vit": {"blocks.1.attn.qkv": GRID, "default": 0, "blocks.1.norm1": GRID},
     "swinunetr": {"encoder10": FIRST, "default": 0, "swinViT.layers1.0.blocks.0.norm1": LAST},
 }
@@ -172,6 +174,7 @@ UNCLEAR = {
     ("convnext", "first"): r"for images \(1, 1, 32, 32\); 'net.first' gives \(1, 8, 8, 8\)",
     ("swin", "first.inside.0.attn"): r"'net.first.inside.0.attn' gives \(24, 16, 6\)",
     ("densenet", "class_layers.out"): r"\(net.class_layers.out\) gives a tensor \(n, channels.* gives \(1, 3\)",
+    ("mixer", "mix"): r"'net.mix' gives \(1, 8, 32\)",
     ("flat", "flat"): r"'net.flat' gives \(1, 16, 64\)",
 }
 
