@@ -79,6 +79,8 @@ class _Run(OneCase):
         image, fill = (each.detach().clone() for each in (self.state.case.image, self.state.fill))
         output = tree_map(_copied, self.run(image[None]))
         bound = self.state.bound_to(output)
+        if bound.vouch is not None and torch.equal(self.method.images(image, fill, [len(self.method) - 1])[0], image):
+            raise self.refused("a similarity with the image's own output is highest there, where its slope is zero")
         self.rows.check_unperturbed(self.index, output, bound)
         filled = bound(self.run(fill[None])).clone()
         sums, scores = self.mean(image, fill, bound)

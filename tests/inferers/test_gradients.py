@@ -275,6 +275,9 @@ def test_a_target_without_a_derivative_is_refused() -> None:
     x = image(1, 1, 8, 8, 8) - 0.5
     with pytest.raises(CaseError, match=r"the target FunctionScore there is none: autograd sees no way"):
         ms.integrated_gradients(3, target=target)(x, torch.nn.Conv3d(1, 2, 3, padding=1))
+    for explain in (ms.grad_cam(target=ms.EmbeddingSimilarity()), ms.smoothgrad(2, 0, target=ms.EmbeddingSimilarity())):
+        with pytest.raises(CaseError, match=r"a similarity with the image's own output is highest there"):
+            explain(x, classifier())
 
 
 def test_torchscript_is_differentiated_but_has_no_layers_to_watch() -> None:
