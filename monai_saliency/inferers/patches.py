@@ -155,7 +155,8 @@ class RememberedPatches(Scoring):
             scores = [self.cases[index].score(row, self._take) for row in range(start, stop)]
             self.states[index].add(start, stop, torch.stack(scores))
         for index in {index for index, *_ in todo}:
-            self.check.check(index)
+            self.check.is_predicted(index)
+            self.states[index].forget_prediction()
         if todo and self._first is not None and not self.check.same(self._first[1], self._alone(self._first[0])):
             what = "a patch of the unperturbed image gives something else after other patches than before them"
             self.check.refuse_changed(self._first[0][0], what)

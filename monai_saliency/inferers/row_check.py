@@ -59,37 +59,28 @@ class Seen(NamedTuple):
 
 
 class RowCheck:
-    """Compares rows of each case's first batch with their images alone, and the unperturbed image at the end.
+    """Compares what cases' rows gave with what an evaluator predicted, and with what their images give alone.
 
     Args:
         forward: calls the network.
         states: the cases.
         words: how rows are run. Empty where images go through alone: then no other way is left.
-        alone: what a case's row gives alone; None where only predictions are compared.
     """
 
-    def __init__(
-        self,
-        forward: Forward,
-        states: Sequence[CaseState],
-        words: str = "",
-        alone: Callable[[int, int], Seen] | None = None,
-    ) -> None:
-        self.forward, self.states, self.words, self._alone = forward, states, words, alone
+    def __init__(self, forward: Forward, states: Sequence[CaseState], words: str = "") -> None:
+        self.forward, self.states, self.words = forward, states, words
         image = states[0].case.image
         # nnU-Net adds its patches up in float16.
         coarse = forward.autocast_dtype(image) or getattr(forward.inferer, "blended_in", None)
         self.tolerance = rounding_of(forward.network, image.device, coarse, image.dtype)
 
-    def check(self, index: int, stop: int = 0) -> None:
-        """Compare two rows of a case whose rows below ``stop`` have their scores: the unperturbed image, and the
-        perturbed one that changed most.
-        """
+    def is_predicted(self, index: int) -> bool:
+        """Compare a case's unperturbed image with what was predicted; False where this is not known."""
         state = self.states[index]
-        self._compare(index, 0)
-        if self._alone is not None and self.words and (changed := state.most_changed(stop)) is not None:
-            self._compare(index, changed)
-        state.forget_prediction()
+        prediction = self._predicted(state, state.target, state.values)
+        if prediction is not None:
+            self.compare(index, 0, prediction, is_predicted=True)
+        return prediction is not None
 
     def check_unperturbed(self, index: int, output: Any, target: BoundTarget) -> None:
         """Compare the output ``(1, ...)`` of an unperturbed image that went through alone with what was predicted."""
@@ -98,33 +89,25 @@ class RowCheck:
         if other is not None and self._differ(here, other, target, here.scores.new_zeros(())):
             self._refuse(index, f"the unperturbed image gives {here.figures(target)} and {other.figures(target)}", True)
 
-    def _compare(self, index: int, row: int) -> None:
-        state = self.states[index]
-        prediction = self._predicted(state, state.target, state.values) if row == 0 else None
-        if prediction is None and (self._alone is None or not (self.words or state.one_by_one)):
-            return
-        other = prediction or self._run_alone(index, row)
-        here = self._here(index, row)
+    def compare(self, index: int, row: int, other: Seen, is_predicted: bool = False) -> None:
+        """Compare a case's row, 0 for the unperturbed image, with what its image gives alone, or was predicted."""
+        state, here = self.states[index], self._here(index, row)
         # Where images go through alone no way is left, and nothing tells yet how much masks change: be sure.
-        if self._differ(here, other, state.target, state.spread(), times=1 if self.words or not prediction else 100):
+        times = 100 if is_predicted and not self.words else 1
+        if self._differ(here, other, state.target, state.spread(), times):
             what = f"a perturbed image (row {row})" if row else "the unperturbed image"
             both = f"{what} gives {here.figures(state.target)} and {other.figures(state.target)}"
             if self.words:
                 raise RowsDepend(state.case.name, both)
-            self._refuse(index, both, prediction is not None)
-
-    def _run_alone(self, index: int, row: int) -> Seen:
-        assert self._alone is not None
-        return self._alone(index, row)
+            self._refuse(index, both, is_predicted)
 
     def _here(self, index: int, row: int) -> Seen:
         state = self.states[index]
         return Seen(state.scores_of(row), self.words or "explained alone", () if row else state.values)
 
-    def look_again(self, index: int) -> None:
-        """Run the unperturbed image of a case once more, alone, and compare its scores with the first ones."""
-        state = self.states[index]
-        now, before = self._run_alone(index, 0), self._here(index, 0)
+    def look_again(self, index: int, now: Seen) -> None:
+        """Compare what the unperturbed image of a case gives at the end, alone, with what it gave at first."""
+        state, before = self.states[index], self._here(index, 0)
         if self._differ(now, before, state.target, state.spread()):
             after = now._replace(words="after other images").figures(state.target)
             both = f"{after} and {before._replace(words='before them').figures(state.target)}"

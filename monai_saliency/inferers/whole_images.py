@@ -24,7 +24,7 @@ class WholeImages(Scoring):
 
     def __init__(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, batch_size: int) -> None:
         self.forward, self.states, self.split = forward, states, split
-        self.check = RowCheck(forward, states, f"in a batch of {batch_size}" if batch_size > 1 else "", self._alone)
+        self.check = RowCheck(forward, states, f"in a batch of {batch_size}" if batch_size > 1 else "")
         self._ran: int | None = None  # the last case of which a batch was run behind its first one
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, and nothing reads their outputs.
@@ -40,7 +40,7 @@ class WholeImages(Scoring):
                 self._run(batch)
             advance(sum(stop - start for _, start, stop in batch))
         if self._ran is not None:
-            self.check.look_again(self._ran)
+            self.check.look_again(self._ran, self._alone(self._ran, 0))
             self._ran = None
 
     def _run(self, batch: Sequence[Rows]) -> None:
@@ -53,7 +53,18 @@ class WholeImages(Scoring):
             self._read(batch, output)
         for index, start, stop in batch:
             if start == 0:
-                self.check.check(index, stop)
+                self._check(index, stop)
+
+    def _check(self, index: int, stop: int) -> None:
+        """Compare two rows of a case whose rows below ``stop`` have their scores: the unperturbed image, and the
+        perturbed one that changed most.
+        """
+        state, check = self.states[index], self.check
+        if not check.is_predicted(index) and (check.words or state.one_by_one):
+            check.compare(index, 0, self._alone(index, 0))
+        if check.words and (changed := state.most_changed(stop)) is not None:
+            check.compare(index, changed, self._alone(index, changed))
+        state.forget_prediction()
 
     def _perturb(self, batch: Sequence[Rows]) -> None:
         offset = 0

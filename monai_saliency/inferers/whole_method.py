@@ -19,7 +19,6 @@ from monai_saliency.inferers.row_check import RowCheck
 from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.sharding import Part
-from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
 
 __all__ = ["OneCase", "WholeMethodInferer"]
@@ -69,10 +68,10 @@ class WholeMethodInferer(PerturbationInferer):
         kwargs: Mapping[str, Any] | None = None,
         *,
         cases: Sequence[Case] | None = None,
-        stored: Sequence[CaseScores] | None = None,
         part: Part | None = None,
         meet: Meet | None = None,
         guard: Guard | None = None,
+        **_: Any,
     ) -> list[CaseState]:
         if meet is not None or (part is not None and part.count > 1):
             raise ValueError(

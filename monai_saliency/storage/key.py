@@ -85,10 +85,16 @@ def _taken_apart(value: Any, files: bool) -> Any:
         return ["dict", *([apart(key), apart(held)] for key, held in value.items())]
     if kind in (set, frozenset):
         return ["set", *sorted(repr(apart(each)) for each in value)]
-    return next((take for kinds, take in _BY_KIND if isinstance(value, kinds)), _object)(value, apart)
+    if isinstance(value, np.ndarray | np.generic):
+        return _array(value)
+    if isinstance(value, torch.Tensor):
+        return _tensor(value, apart)
+    if isinstance(value, torch.nn.Module):
+        return _network(value, apart)
+    return _code(value) if isinstance(value, _CODE) else _object(value, apart)
 
 
-def _array(value: np.ndarray | np.generic, apart: Callable[[Any], Any]) -> Any:
+def _array(value: np.ndarray | np.generic) -> Any:
     if value.dtype.hasobject:
         raise Unfingerprintable("an array of objects")
     return ["array", str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
@@ -134,7 +140,7 @@ def _frame(kind: Any) -> frozenset[str]:
     return frozenset(name for base in (torch.nn.Module, *bases) for name in vars(base()))
 
 
-def _code(value: Any, apart: Callable[[Any], Any]) -> Any:
+def _code(value: Any) -> Any:
     if isinstance(getattr(value, "__self__", None), _DRAWS):
         raise Unfingerprintable(f"the random function {value.__name__}")
     return _code_mark(value)
@@ -148,20 +154,12 @@ def _object(value: Any, apart: Callable[[Any], Any]) -> Any:
         words = f"an object of {_name(type(value))}, which holds more than its attributes show"
         raise Unfingerprintable(words) from error
     if isinstance(taken, str):  # a function, such as NumPy's
-        return _code(value, apart)
+        return _code(value)
     make, arguments, state, items, pairs = (*taken, None, None, None)[:5]
     if isinstance(state, dict):
         idle = {name for kind, names in _IDLE if isinstance(value, kind) for name in names}
         state = {name: held for name, held in sorted(state.items()) if name not in idle}
     return ["object", *map(apart, [make, arguments, state, list(items or ()), list(pairs or ())])]
-
-
-_BY_KIND: tuple[tuple[Any, Callable[..., Any]], ...] = (
-    ((np.ndarray, np.generic), _array),
-    (torch.Tensor, _tensor),
-    (torch.nn.Module, _network),
-    (_CODE, _code),
-)
 
 
 @functools.lru_cache(maxsize=4096)
