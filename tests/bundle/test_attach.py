@@ -98,18 +98,6 @@ def test_under_amp_and_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert all(float(row["predictions"]) < float(row["forwards"]) for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"target": "predicted"}, r"`target` must be 'auto' or a target, got 'predicted'"),
-        ({"method": "rice"}, r"`method` must be one of \["),
-    ],
-)
-def test_wrong_settings_are_named_without_the_configs_prefix(settings: dict, match: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=match):
-        ms.attach(evaluator(tmp_path, network=Classify()), tmp_path / "maps", **settings)
-
-
 def explained(run: Any, folder: Path) -> list[str]:
     """The cases that get a map, and that nothing else is listed."""
     handler = ms.attach(run, folder, method="sliding_window", window_size=4, stride=4, activation="none", picture=False)

@@ -187,6 +187,7 @@ class Two(Predicts):
         (lambda: "network", {}, "`evaluator` must be a MONAI evaluator, a Lightning module or the network of a loop"),
         (lambda: SupervisedEvaluator(torch.device("cpu"), [], Classify()), {"loader": []}, "an evaluator has its own"),
         (lambda: Classify(), {"method": "rice"}, r"`method` must be one of \["),
+        (lambda: Classify(), {"target": "predicted"}, r"`target` must be 'auto' or a target, got 'predicted'"),
     ],
 )
 def test_what_cannot_be_attached_to(module: Callable[[], Any], settings: Any, match: str, tmp_path: Path) -> None:

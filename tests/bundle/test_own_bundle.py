@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import subprocess
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import commands
+from helpers.files import rows_of
 from helpers.own_bundle import SMALL_NET, run
 from helpers.paths import BUNDLE, CONFIGS, SCHEMA
 from helpers.scans import LPS, OBLIQUE, PERMUTED, damage, write_scan
@@ -107,8 +107,7 @@ def test_half_precision_explains_and_leaves_predictions(cohort: Path, checkpoint
 def broken(kind: str, folder: Path) -> str:
     """Add a broken scan, last in order; what its error must say."""
     path = write_scan(folder / "z_broken.nii.gz", (12, 13, 14), LPS)
-    image = nib.load(path)
-    data, affine = image.get_fdata(), image.affine
+    data = nib.load(path).get_fdata(dtype=np.float32)
     if kind == "truncated":
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         return "truncated"
@@ -122,15 +121,9 @@ def broken(kind: str, folder: Path) -> str:
         data[3, 4, 5] = np.nan
         message = "1 of its voxels are NaN or infinite"
     else:
-        affine = np.diag([2.0, 0.0, 2.0, 1.0])
         message = "singular"
-    broken_image = nib.Nifti1Image(data.astype(np.float32), None if kind == "singular" else affine)
-    if kind == "singular":
-        broken_image.header["sform_code"] = 1
-        for row, name in enumerate(("srow_x", "srow_y", "srow_z")):
-            broken_image.header[name] = affine[row]
-        raw = broken_image.header.copy()
-        broken_image = nib.Nifti1Image(data.astype(np.float32), affine, raw)
+    broken_image = nib.Nifti1Image(data, None)
+    broken_image.set_sform(np.diag([2.0, 0, 2, 1]) if kind == "singular" else LPS, 1)
     nib.save(broken_image, path)
     return message
 
@@ -144,8 +137,7 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     ) as caught:
         run(cohort, tmp_path / "out", checkpoint, store_dir="", cache="none")
     assert message in str(caught.value)
-    with open(tmp_path / "out" / "failures.csv", newline="", encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows_of(tmp_path / "out" / "failures.csv")
     assert (row["case"], row["stage"]) == ("b_broken", "load")
     assert message in row["error"]
     # All others are there, whole; nothing of the broken case is left.
@@ -273,8 +265,7 @@ def test_organs_and_modalities(tmp_path: Path) -> None:
     rows = run(folder, tmp_path / "out", weights, **settings)
     assert [(row["case"], row["channel"]) for row in rows] == [(f"imagesTs/s{i}", c) for i in range(2) for c in "01"]
     assert {row["forwards"] for row in rows} == {str(1 + 2 * 2)}
-    with open(tmp_path / "out" / "regions.csv", newline="", encoding="utf-8") as file:
-        table = list(csv.DictReader(file))
+    table = rows_of(tmp_path / "out" / "regions.csv")
     assert len(table) == 2 * 2 * 2
     assert {(row["region"], row["name"]) for row in table} == {("4", "liver"), ("9", "")}
     saliency = nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").get_fdata()
@@ -293,8 +284,7 @@ def test_organs_and_modalities(tmp_path: Path) -> None:
     (folder / "labelsTs" / "s1.nii.gz").unlink()
     with pytest.raises(SystemExit, match=r"error: 1 case without a map.* case imagesTs/s1: it has no label map"):
         run(folder, tmp_path / "out", weights, **settings)
-    with open(tmp_path / "out" / "summary.csv", newline="", encoding="utf-8") as file:
-        assert [row["forwards"] for row in csv.DictReader(file)][:2] == ["5", "5"]
+    assert [row["forwards"] for row in rows_of(tmp_path / "out" / "summary.csv")][:2] == ["5", "5"]
     again = nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").get_fdata()
     assert np.all(again[moved == 0] == 0)
     assert np.all(again[moved == 4][:, 0] != saliency[label == 4][0, 0])

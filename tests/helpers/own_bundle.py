@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 import monai.bundle
 
 from helpers import commands
-from helpers.files import maps
+from helpers.files import maps, rows_of
 from helpers.paths import BUNDLE, TESTS
 from helpers.scans import write_scans
 from monai_saliency.bundle.configs import overlay_path
@@ -44,8 +43,7 @@ def run(dataset_dir: Path, output_dir: Path, checkpoint: Path | str, **overrides
     monai.bundle.run(
         bundle_root=str(BUNDLE), config_file=str(BUNDLE / "configs" / "inference.yaml"), **settings | overrides
     )
-    with open(output_dir / "summary.csv", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return rows_of(output_dir / "summary.csv")
 
 
 NUM_MASKS, BATCH = 30, 4

@@ -7,6 +7,8 @@ import torch
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
+from monai_saliency.networks import accelerated
+from monai_saliency.utils.monai_private import holds_compiled
 
 IMAGE = torch.rand(1, 1, 12, 10)
 
@@ -20,7 +22,9 @@ def compiled(module: torch.nn.Module) -> tuple[torch.nn.Module, list[tuple[int, 
         return graph
 
     torch._dynamo.reset()
-    return torch.compile(module.eval(), backend=backend, dynamic=False), shapes
+    quick = accelerated(module.eval(), compile={"backend": backend})
+    assert holds_compiled(quick)
+    return quick, shapes
 
 
 def network(last: torch.nn.Module) -> torch.nn.Module:
