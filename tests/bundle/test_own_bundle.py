@@ -122,8 +122,9 @@ def broken(kind: str, folder: Path) -> str:
         message = "1 of its voxels are NaN or infinite"
     else:
         message = "singular"
-    broken_image = nib.Nifti1Image(data, None)
-    broken_image.set_sform(np.diag([2.0, 0, 2, 1]) if kind == "singular" else LPS, 1)
+    broken_image = nib.Nifti1Image(data, LPS)
+    if kind == "singular":
+        broken_image.set_sform(np.diag([2.0, 0, 2, 1]), 1)
     nib.save(broken_image, path)
     return message
 
