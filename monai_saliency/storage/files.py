@@ -176,10 +176,9 @@ class ScanReader(ImageReader):
             raise AdviceError(f"the file holds {image.n_frames} pictures, 1 is expected: split it into single pictures")
         if self.turn and image.getexif().get(_ORIENTATION) in range(2, 9):
             _say_turned(image.filename)
-        image.filename = (
-            ""  # else Pillow (13.0) maps a gray TIFF into memory by the shape that it will have once turned
-        )
-        image.load()  # a TIFF is turned here
+        # Else Pillow (13.0) maps a gray TIFF into memory by the shape that it has once it is turned, which load() does.
+        image.filename = ""
+        image.load()
         if self.turn:
             require("PIL.ImageOps", "pillow").exif_transpose(image, in_place=True)
         if self.channels not in (1, 3) or image.mode in ("L", "I", "F") or image.mode.startswith("I;16"):

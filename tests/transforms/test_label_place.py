@@ -12,7 +12,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.scans import LPS, write_scan
+from helpers.scans import LPS, damage, write_scan
 from monai.data import MetaTensor
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, Resized
 from PIL import Image
@@ -99,6 +99,8 @@ def test_a_header_of_two_places_is_refused_on_each_way_in(
 
 def test_the_cohort_goes_on(tmp_path: Path) -> None:
     cases = [a_case(tmp_path), a_case(tmp_path) | {"case": "bad", "label": a_label(tmp_path / "b.nii", spoilt="qform")}]
+    cases.append(cases[0] | {"case": "damaged", "label": str(write_scan(tmp_path / "d.nii.gz", SHAPE, LPS))})
+    damage(tmp_path / "d.nii.gz")
     steps = [scan_loader("image"), EnsureChannelFirstd("image"), CheckScand("image"), LoadRegionsd()]
     failures = Failures(tmp_path / "failures.csv")
     (batch,) = CohortLoader(CachedDataset(cases, Compose(steps), "none"), failures)
@@ -108,9 +110,10 @@ def test_the_cohort_goes_on(tmp_path: Path) -> None:
     assert (row["region"], row["volume_ml"]) == (3, round(18 * 6.75 / 1000, 6))
     np.testing.assert_allclose(row["saliency"], image[BOX].sum(), rtol=1e-5)
     with open(failures.path, newline="", encoding="utf-8") as file:
-        (failure,) = csv.DictReader(file)
-    assert failure["case"] == "bad"
-    assert "b.nii cannot be used: its sform" in failure["error"]
+        failed = {row["case"]: row["error"] for row in csv.DictReader(file)}
+    assert sorted(failed) == ["bad", "damaged"]
+    assert "b.nii cannot be used: its sform" in failed["bad"]
+    assert "d.nii.gz is damaged (CRC check failed" in failed["damaged"]
 
 
 def test_another_affine_under_the_scans_shape_is_reported(tmp_path: Path) -> None:
