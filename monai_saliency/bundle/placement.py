@@ -106,12 +106,8 @@ class Placement:
             return None
         if (unit := mm_per_unit(image.meta)) != 1 and "unit" not in self._said:
             self._said.add("unit")
-            logger.warning(
-                "%s: by its header, 1 in its affine is %g mm: sizes in mm, peaks and volumes are converted, but the "
-                "bundle's own transforms take it for 1 mm",
-                file,
-                unit,
-            )
+            words = "peaks and sizes in mm are converted, but the bundle's own transforms take it for 1 mm"
+            logger.warning("%s: by its header, 1 in its affine is %g mm: %s", file, unit, words)
         # A folder is read as one volume, by a reader that may not see gaps.
         if image.ndim == 4 and (file.is_dir() or dicom) and holds_series(file):
             with suppress(OptionalImportError):

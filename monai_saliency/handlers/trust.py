@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from monai.data import MetaTensor
 
-from monai_saliency.cases import Case, affine_in_mm, image_file
+from monai_saliency.cases import Case, affine_in_mm
 from monai_saliency.errors import AdviceError
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
@@ -260,7 +260,7 @@ def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch
 
 def _own(label: torch.Tensor) -> torch.Tensor:
     if problem := header_problem(label):
-        raise AdviceError(f"the label map {image_file(label) or ''} cannot be used: {problem}")
+        raise AdviceError(problem)
     return _inside(plain(label))
 
 

@@ -334,14 +334,9 @@ def _stretched(path: str, shape: tuple[int, ...], whole: tuple[int, ...]) -> np.
     across, down, through = scale = np.divide(whole, shape)
     # Both have whole numbers of pixels.
     if through != 1 or abs(across / down - 1) > 1 / min(*shape[:2], *whole[:2]):
-        raise AdviceError(
-            f"it has {sizes[0]} pixels and its scan {sizes[1]}, which is another aspect, and photographs have no place "
-            "in mm: save it at the scan's size"
-        )
+        raise AdviceError(f"it has {sizes[0]} pixels, its scan {sizes[1]}, another aspect: save it at the scan's size")
     if shape != whole:
-        warnings.warn(
-            f"the label map {path} of {sizes[0]} pixels is stretched over its scan of {sizes[1]} pixels", stacklevel=2
-        )
+        warnings.warn(f"the label map {path} of {sizes[0]} pixels is stretched to its scan's {sizes[1]}", stacklevel=2)
     return np.diag([*scale, 1.0]) + np.pad((scale - 1)[:, None] / 2, ((0, 1), (3, 0)))
 
 

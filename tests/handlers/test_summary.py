@@ -106,21 +106,6 @@ class TestSummarize:
         (row,) = summarize("ct", explanation(maps), maps, LEFTWARD, label(data, LEFTWARD))
         assert row["peak_in_label"] == expected
 
-    @pytest.mark.parametrize(
-        ("inside", "expected"), [(((2, 7), (0, 3), (0, 3)), True), (((0, 2), (0, 9), (0, 6)), False)]
-    )
-    def test_label_on_another_grid(self, label: Any, inside: Any, expected: bool) -> None:
-        """Half the spacing, other orientation: found by its place in the scanner."""
-        data = np.zeros(SHAPE)
-        data[tuple(slice(*each) for each in inside)] = 1
-        flip = np.diag([-0.5, 0.5, 0.5, 1])
-        flip[0, 3] = SHAPE[0] - 1 + 0.25
-        flip[1:3, 3] = -0.25
-        fine = np.kron(data, np.ones((2, 2, 2)))[::-1]
-        maps = peaked()[None]
-        (row,) = summarize("ct", explanation(maps), maps, LEFTWARD, label(fine, LEFTWARD @ flip))
-        assert row["peak_in_label"] is expected
-
 
 class TestFigures:
     @pytest.mark.parametrize("read", [False, True])
