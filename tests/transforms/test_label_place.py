@@ -200,7 +200,7 @@ def test_a_mask_of_another_size_covers_the_same_part_of_a_photograph(factor: flo
 
 def test_a_mask_of_another_aspect_is_refused(tmp_path: Path) -> None:
     item = a_photograph(tmp_path, np.ones((32, 32), np.uint8))
-    with pytest.raises(CaseError, match="mask.png cannot be used: it has 32 x 32 pixels, its scan 48 x 64, .*size"):
+    with pytest.raises(CaseError, match=r"mask.png cannot be used: it has 32 x 32 pixels, its scan 48 x 64, .*size"):
         loaded(item, LoadRegionsd())
     item = a_photograph(tmp_path, np.ones((21, 16), np.uint8))  # 21.3 rows, rounded
     with pytest.warns(UserWarning, match="16 x 21 pixels is stretched"):
