@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,7 +12,7 @@ from helpers.paths import BUNDLE
 
 from monai_saliency.__main__ import main
 from monai_saliency.bundle.chosen_method import all_settings
-from monai_saliency.bundle.command import HOW, MACHINERY, WHAT, folder_name, from_environment, settings_of
+from monai_saliency.bundle.command import HOW, MACHINERY, WHAT, from_environment, settings_of
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.overlay import Overlay
 
@@ -169,20 +167,6 @@ def test_the_command_is_printed_in_words_of_a_shell(
     printed = capsys.readouterr().out
     assert "'--classes=[1, 2]'" in printed
     assert printed.endswith("--pixdim '[1, 1, 1]'\n")
-
-
-@pytest.mark.parametrize(
-    ("given", "name", "text"),
-    [
-        ({"dataset_dir": "/data/a b"}, "dataset_dir=-data-a-b", "dataset_dir=/data/a b"),
-        ({"classes": (1, 2)}, "classes=-1,2-", "classes=(1,2)"),
-        ({"section": "Prüfung"}, "section=Pr--fung", "section=Prüfung"),
-        ({"checkpoint": "x" * 200}, f"checkpoint={'x' * 139}", f"checkpoint={'x' * 200}"),
-    ],
-)
-def test_what_a_name_cannot_have(given: dict[str, Any], name: str, text: str) -> None:
-    """The checksum is the one that `sha256sum` gives for a line of this text."""
-    assert folder_name(given) == f"{name}-{hashlib.sha256(f'{text}{chr(10)}'.encode()).hexdigest()[:8]}"
 
 
 def test_settings_of_a_name() -> None:

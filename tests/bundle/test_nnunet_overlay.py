@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers.files import rows_of
 from helpers.nnunet import FULL, counted_patches, own_predictor, scan
 from helpers.notebooks import run_notebook
 from helpers.paths import BUNDLE
@@ -39,8 +39,7 @@ def ids(model: Path, data: Path, output: Path, **settings: Any) -> dict[str, Any
 def explain(model: Path, data: Path, output: Path, **settings: Any) -> list[dict[str, str]]:
     """Run our bundle with the overlay; the summary's rows."""
     monai.bundle.run(config_file=FILES, **ids(model, data, output, **settings))
-    with open(output / "summary.csv", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return rows_of(output / "summary.csv")
 
 
 def plant(folder: Path, affine: np.ndarray) -> tuple[Path, tuple[int, ...]]:

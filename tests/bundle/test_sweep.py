@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
+from helpers.files import rows_of
 
 from monai_saliency.__main__ import main
 from monai_saliency.bundle.sweep import gather
@@ -52,15 +52,10 @@ def sweep(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_one_row_a_setting(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Agreement is with the setting of most forwards: (1/2 + 1) / 2 of 500 masks, (1/2 - 1) / 2 of windows."""
     main(["gather", str(sweep)])
-    rows = table(sweep / "sweep.csv")
+    rows = rows_of(sweep / "sweep.csv")
     assert [row["setting"] for row in rows] == [
         "method=rise,num_masks=500",
         "method=rise,num_masks=1000",
@@ -88,7 +83,7 @@ def test_one_row_a_setting(sweep: Path, capsys: pytest.CaptureFixture[str]) -> N
     ]
     # What it wrote is no setting of the next time.
     main(["gather", str(sweep), "--reference", "method=sliding_window"])
-    found = [float(row["agreement"]) for row in table(sweep / "sweep.csv")]
+    found = [float(row["agreement"]) for row in rows_of(sweep / "sweep.csv")]
     np.testing.assert_allclose(found, [0, -0.25, 1], atol=1e-6)
 
 
@@ -108,10 +103,10 @@ def test_what_is_not_complete_is_said(sweep: Path, capsys: pytest.CaptureFixture
         "not complete: method=rise,num_masks=2000: maps of 0 cases, none of s0, s1, s2, s3",
         "not complete: method=sliding_window: maps of 2 cases, none of s2, s3",
     ]
-    found = [(row["cases"], row["missing"], row["failures"], row["compared"]) for row in table(sweep / "sweep.csv")]
+    found = [(row["cases"], row["missing"], row["failures"], row["compared"]) for row in rows_of(sweep / "sweep.csv")]
     assert found == [("2", "2", "2", "2"), ("3", "1", "0", "3"), ("0", "4", "0", "0"), ("2", "2", "0", "2")]
-    assert [row["hits"] for row in table(sweep / "sweep.csv")] == ["0.5", "1", "", "0"]
-    assert table(sweep / "sweep.csv")[2]["agreement"] == ""
+    assert [row["hits"] for row in rows_of(sweep / "sweep.csv")] == ["0.5", "1", "", "0"]
+    assert rows_of(sweep / "sweep.csv")[2]["agreement"] == ""
 
 
 def agreements(folder: Path) -> list[float | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import threading
 import time
 from collections.abc import Container, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.files import rows_of
 from helpers.scans import LPS, OBLIQUE, write_scan
 from monai.data import Dataset
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, ResizeWithPadOrCropd
@@ -105,8 +105,7 @@ def test_every_good_case_once_and_every_bad_one_listed(
             assert len(found) == 1
             assert torch.equal(found[0], expected[name])
         if bad:
-            with open(failures.path, newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
+            rows = rows_of(failures.path)
             assert [(row["case"], row["stage"]) for row in rows] == [("s2", "load")]
             assert "\n" not in rows[0]["error"]
         else:

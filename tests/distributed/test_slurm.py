@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Any
 
 import monai.bundle
 import pytest
-from helpers.files import voxels
+from helpers.files import rows_of, voxels
 from helpers.layouts import Bundle
 from helpers.own_bundle import BATCH, BATCHES, forwards, settings
 from helpers.paths import BUNDLE, TESTS
@@ -208,8 +207,7 @@ def plain(cohort: Path, out: str = "whole", **chosen: Any) -> dict[str, bytes]:
 
 
 def cases(folder: Path) -> list[str]:
-    with open(folder / "summary.csv", newline="", encoding="utf-8") as file:
-        return [row["case"] for row in csv.DictReader(file)]
+    return [row["case"] for row in rows_of(folder / "summary.csv")]
 
 
 @pytest.mark.slow

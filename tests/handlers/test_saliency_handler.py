@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from helpers.files import rows_of
 from monai.data import MetaTensor, list_data_collate
 from monai.transforms import Compose, MapTransform
 
@@ -65,8 +65,7 @@ def test_cases_with_different_numbers_of_boxes(tmp_path: Path) -> None:
     assert second["title"] == (
         "ct_2\npredicted 4 (0.800), explained: box 1 (class 4) scores 0.800, box 2 (class 7) scores 0.600"
     )
-    with open(tmp_path / "summary.csv", newline="", encoding="utf-8") as file:
-        rows = [(row["case"], row["class"], row["prediction"]) for row in csv.DictReader(file)]
+    rows = [(row["case"], row["class"], row["prediction"]) for row in rows_of(tmp_path / "summary.csv")]
     assert rows == [
         ("ct_1", "box 1 (class 4)", "4"),
         ("ct_2", "box 1 (class 4)", "4"),

@@ -15,7 +15,7 @@ import monai_saliency as ms
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_explainer import Assignment, CaseExplainer, Explained
-from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
+from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
@@ -137,29 +137,3 @@ def test_scores_of_an_unknown_network_are_not_kept(tmp_path: Path) -> None:
         with nullcontext() if network_id else pytest.warns(UserWarning, match="not kept: the network holds a lambda"):
             (found,) = explain(explainer, IMAGES[:1], CASES[:1])
         assert found.explanation.num_forwards == expected
-
-
-class Shared(Sharing):
-    """Notes what it is asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[bool, Any]] = []
-
-    def score(self, inferer: PerturbationInferer, *args: Any, **kwargs: Any) -> Any:
-        self.asked.append((inferer.progress, kwargs["part"]))
-        return inferer.score(args[0], args[1], **kwargs)
-
-
-def test_what_a_run_is_assigned(tmp_path: Path) -> None:
-    """Masks are shared and the bar is hidden for that run alone; the scores have the same key."""
-    explainer = CaseExplainer(windows(progress=True), Picky(), ScoreStore(tmp_path))
-    sharing = Shared()
-    explainer.assignment = Assignment(sharing=sharing, quiet=True)
-    explain(explainer, IMAGES[:1], CASES[:1])
-    explainer.assignment = Assignment(sharing=sharing)
-    explain(explainer, IMAGES[:1], CASES[:1])
-    explainer.assignment = Assignment()
-    (found,) = explain(explainer, IMAGES[:1], CASES[:1])
-    assert sharing.asked == [(False, Part()), (True, Part())]
-    assert found.explanation.num_forwards == 1
-    assert explainer.inferer.sharing is None

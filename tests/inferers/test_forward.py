@@ -13,7 +13,6 @@ from monai.inferers import SimpleInferer, SlidingWindowInferer
 import monai_saliency as ms
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.networks.inputs import TensorInput
-from monai_saliency.networks.outputs import joined
 from monai_saliency.storage.score_store import ScoreStore
 
 IMAGE = torch.rand(1, 1, 12, 10, 8)
@@ -171,10 +170,3 @@ def test_held_inputs_stay_with_their_images() -> None:
         for fits in (99, 3)
     ]
     torch.testing.assert_close(*maps, rtol=1e-5, atol=1e-6)
-
-
-def test_joined_is_the_opposite_of_rows() -> None:
-    parts = [{"a": torch.tensor([[1.0], [2.0]]), "b": [torch.tensor([5.0, 6.0])]}, {"a": torch.tensor([[3.0]])}]
-    parts[1]["b"] = [torch.tensor([7.0])]
-    found = joined(parts, [2, 1])
-    assert (found["a"].flatten().tolist(), found["b"][0].tolist()) == ([1.0, 2.0, 3.0], [5.0, 6.0, 7.0])

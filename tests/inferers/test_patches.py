@@ -351,12 +351,6 @@ class TestFallback:
         assert "every mask runs whole images" in record.getMessage()
         assert re.search(reason, record.getMessage())
 
-    def test_several_outputs(self, caplog: Any) -> None:
-        explain = sliding_window(4, target=WHOLE, inferer=SlidingWindowInferer((8, 8)))
-        with pytest.raises(ValueError, match="RegionScore reads a tensor"):
-            explain.explain(images(1, 1, 9, 12), lambda x: {"a": x, "b": x})
-        assert "gives a dict for a patch, not one tensor" in caplog.text
-
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("memory", [True, PatchMemory(20_000, 20_000)])

@@ -227,11 +227,3 @@ def test_a_score_that_is_not_a_sum_is_enumerated() -> None:
     assert len(found.scores) == 2**10 - 1
     (whole,) = explain.replace(patch_memory=False).explain(image, network, cases=[case])
     torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match="it is not a sum over voxels of a sliding-window model's output"):
-        explain.replace(masks=ms.CoalitionMasks(inferer=inferer)).explain(image, network, cases=[case])
-    (drawn,) = explain.replace(masks=ms.CoalitionMasks(301)).explain(image, network, cases=[case])
-    (alike,) = explain.replace(masks=ms.CoalitionMasks(301), patch_memory=False).explain(image, network, cases=[case])
-    torch.testing.assert_close(drawn.saliency, alike.saliency, rtol=0, atol=1e-12)
-    assert drawn.standard_error is not None
-    assert bool(((drawn.saliency - found.saliency).abs() < 5 * drawn.standard_error + 1e-12).all())
-    assert drawn.num_forwards <= patches_at_most(STRIPES, inferer)

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.files import rows_of
 from monai.data import MetaTensor
 from skimage.segmentation import slic
 
@@ -129,8 +129,7 @@ class TestRegionRows:
         item = {"image": image, "explanation": explained()}
         assert save(item) is item
         save({"image": image, "explanation": explained(lambda x: 2 * total(x))})
-        with open(tmp_path / "regions.csv", newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        rows = rows_of(tmp_path / "regions.csv")
         assert [(row["region"], row["name"], row["saliency"]) for row in rows] == [
             ("2", "", "48.0"),
             ("5", "spleen", "12.0"),
