@@ -17,7 +17,7 @@ from helpers import commands
 from helpers.files import rows_of
 from helpers.own_bundle import SMALL_NET, run
 from helpers.paths import BUNDLE, CONFIGS, SCHEMA
-from helpers.scans import LPS, OBLIQUE, PERMUTED, damage, write_scan
+from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
 from monai.bundle import ConfigParser, ConfigWorkflow
 from monai.networks.nets import DenseNet
 
@@ -107,29 +107,16 @@ def test_half_precision_explains_and_leaves_predictions(cohort: Path, checkpoint
 def broken(kind: str, folder: Path) -> str:
     """Add a broken scan, last in order; what its error must say."""
     path = write_scan(folder / "z_broken.nii.gz", (12, 13, 14), LPS)
-    data = nib.load(path).get_fdata(dtype=np.float32)
     if kind == "truncated":
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         return "truncated"
-    if kind == "checksum":
-        damage(path)
-        return "_broken.nii.gz is damaged (CRC check failed"
-    if kind == "4D":
-        data = np.stack([data] * 5, axis=-1)
-        message = "4D series of 5 volumes"
-    elif kind == "NaN":
-        data[3, 4, 5] = np.nan
-        message = "1 of its voxels are NaN or infinite"
-    else:
-        message = "singular"
-    broken_image = nib.Nifti1Image(data, LPS)
-    if kind == "singular":
-        broken_image.set_sform(np.diag([2.0, 0, 2, 1]), 1)
-    nib.save(broken_image, path)
-    return message
+    data = nib.load(path).get_fdata(dtype=np.float32)
+    data[3, 4, 5] = np.nan
+    nib.save(nib.Nifti1Image(data, LPS), path)
+    return "1 of its voxels are NaN or infinite"
 
 
-@pytest.mark.parametrize("kind", ["truncated", "checksum", "4D", "NaN", "singular"])
+@pytest.mark.parametrize("kind", ["truncated", "NaN"])
 def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
     message = broken(kind, cohort)
     (cohort / "z_broken.nii.gz").rename(cohort / "b_broken.nii.gz")  # in the middle, so that some come after it
@@ -170,8 +157,6 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     [
         ({"dataset_dir": "nowhere"}, "`dataset_dir` nowhere is not a folder"),
         ({"classes": [7]}, "case a: class 7 is out of range: the network gives 2 classes"),
-        ({"method": "rise", "p1": 1.5}, r"`p1` must be in \[0, 1\], got 1.5"),
-        ({"window_size": 40}, "case a: `window_size` .* is larger than the image"),
         ({"checkpoint": "none.pt"}, "checkpoint none.pt does not exist"),
         (
             {"network_def": {"_target_": "DenseNet", **SMALL_NET, "out_channels": 5}},

@@ -42,10 +42,8 @@ from monai.transforms import (
 import monai_saliency as ms
 from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.cohort import find_cases
-from monai_saliency.data.loader import CohortLoader
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 from monai_saliency.errors import CaseError
-from monai_saliency.storage.tables import Failures
 
 
 @pytest.fixture
@@ -155,23 +153,6 @@ def test_errors_name_the_case(cohort: Path) -> None:
         dataset(cohort, "window", window=0)
     with pytest.raises(ValueError, match="needs `cache_dir`"):
         dataset(cohort, "disk", cache_dir=None)
-
-
-@pytest.mark.parametrize("processes", [False, True])
-def test_a_broken_scan_is_alone(cohort: Path, notes: Any, tmp_path: Path, processes: bool) -> None:
-    whole = (cohort / "b.nii.gz").read_bytes()
-    (cohort / "b.nii.gz").write_bytes(whole[: len(whole) // 2])
-    items = dataset(cohort, "disk")
-    with pytest.raises(CaseError, match=r"^case b: .*b.nii.gz could not be loaded"):
-        items[1]
-    failures = Failures(tmp_path / "out")
-    batches = list(CohortLoader(items, failures, num_workers=2, processes=processes))
-    assert [batch["case"][0] for batch in batches] == ["a", "c"]
-    assert [row["case"] for row in failures.rows] == ["b"]
-    notes()
-    (cohort / "b.nii.gz").write_bytes(whole)
-    assert len(list(items)) == 3
-    assert notes() == {"scans": 1, "maps": 1}
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import monai.bundle
-import nibabel as nib
-import numpy as np
 import pytest
 import torch
+from helpers.files import voxels
 from helpers.own_bundle import settings
 from helpers.scans import write_scans
 from monai.inferers import SlidingWindowInferer
@@ -100,12 +99,8 @@ def test_maps_are_equal_to_the_bit(images: torch.Tensor, devices: list[str], num
         assert torch.equal(a.scores, b.scores)
         assert torch.equal(a.reference_scores, b.reference_scores)
         assert a.name == b.name
-    assert [part.training for part in (network, network.body, network.body[0], network.body[1])] == [
-        True,
-        True,
-        False,
-        True,
-    ]
+    parts = (network, network.body, network.body[0], network.body[1])
+    assert [part.training for part in parts] == [True, True, False, True]
 
 
 def test_remembered_patches(images: torch.Tensor) -> None:
@@ -264,11 +259,9 @@ def test_the_overlay(tmp_path: Path) -> None:
     shared = settings(tmp_path, "shared", saliency_devices=CPUS, **same)
     shared["config_file"] = [shared["config_file"], str(overlay_path("devices"))]
     monai.bundle.run(**shared)
-    found = {path.name: path for path in (tmp_path / "shared").glob("*_saliency.nii.gz")}
+    found = voxels(tmp_path / "shared")
     assert sorted(found) == ["s0_saliency.nii.gz", "s1_saliency.nii.gz"]
-    for name, path in found.items():
-        plain = nib.load(tmp_path / "plain" / name)
-        assert np.asarray(nib.load(path).dataobj).tobytes() == np.asarray(plain.dataobj).tobytes()
+    assert found == voxels(tmp_path / "plain")
     keys = [{path.parent.name for path in (tmp_path / out / "scores").rglob("0-30.npy")} for out in ("plain", "shared")]
     assert keys[0] == keys[1]
 
