@@ -18,6 +18,7 @@ from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.cases import Case
+from monai_saliency.distributed.process_group import MasksOverRanks
 from monai_saliency.errors import CaseError
 from monai_saliency.targets.base import Target
 from monai_saliency.targets.postprocessing import Reading
@@ -145,7 +146,7 @@ def over_devices(network: Callable[..., Any]) -> list[torch.Tensor]:
 
 
 def over_ranks(network: Callable[..., Any]) -> list[torch.Tensor]:
-    sharing = ms.distributed.process_group.MasksOverRanks()
+    sharing = MasksOverRanks()
     explain = ms.sliding_window(5, 4, target=ms.ClassScore([0], "none"), mask_batch_size=BATCH, sharing=sharing)
     return on_ranks(2, lambda rank: explain(images(), network))
 
