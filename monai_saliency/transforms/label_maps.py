@@ -23,8 +23,8 @@ __all__ = ["LoadRegionsd"]
 class LoadRegionsd(MapTransform):
     """Loads label maps (organs or an atlas) and resamples them to an image's grid by nearest neighbour.
 
-    Place it at the end of the preprocessing. A label map may have any grid: it is placed by its affine. Outside the
-    label map the label is 0.
+    Place it at the end of the preprocessing. A label map may have any grid: it is placed by its affine, or, on a
+    photograph, stretched over it. Outside the label map the label is 0.
 
     Args:
         keys: the keys of the label maps' files.
@@ -34,8 +34,8 @@ class LoadRegionsd(MapTransform):
 
     Raises:
         ValueError: when there is not one name for each key.
-        CaseError: when called, if a case has no label map, one that cannot be loaded, one with several channels, or one
-            whose values are no labels.
+        CaseError: when called, if a case has no label map, one that cannot be loaded, one with several channels, one
+            whose values are no labels, or one whose header gives it no place or a place beside the scan.
 
     Example::
 
