@@ -45,7 +45,6 @@ from monai_saliency.visualize.legend import Legend
 IN_ROUNDS: list[tuple[str, dict[str, Any]]] = [
     ("rise", {"num_masks": 100, "grid_size": 5, "until": 0.95, "budget": 600}),
     ("rise", {"num_masks": 60, "grid_size": 5, "until": 0.9, "budget": 600, "per_channel": True}),
-    ("random_grid", {"num_masks": 60, "cell_size": 4, "until": 0.9, "budget": 600}),
     ("focused_rise", {"num_masks": 80}),
     ("focused_rise", {"num_masks": 60, "until": 0.9, "budget": 200}),
     ("focused_rise", {"num_masks": 40, "inferer": WholeImages([4, 4]), "patch_memory": False}),

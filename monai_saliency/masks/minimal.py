@@ -135,7 +135,10 @@ class BoundMinimalMasks(BoundMasks):
             rows, _ = self.replayed(ids, score, reference)
             region = self._search([ids[row] for row in rows], score[rows], reference)
             if not isinstance(region, FoundRegion):
-                raise ValueError("the search is not done: score the masks of all rounds first")
+                raise ValueError(
+                    "the search is not done: score the masks of all rounds first, and give the scores of an ensemble's "
+                    "members, `explanation.members`"
+                )
             regions.append(region)
         return regions
 

@@ -90,13 +90,15 @@ def test_it_is_the_mean_of_separate_runs(
         torch.testing.assert_close(explanation.disagreement, each[:, i].std(0), rtol=0, atol=within)
         assert float(explanation.disagreement.max()) > 1e-3 * scale
         alone, *others = (explain.explain(x, member)[i] for member in members)
-        if found[i].masks.in_rounds:
+        if method is ms.minimal_region:
+            regions = explanation.masks.found(explanation.ids, *explanation.members)
+            assert [region.voxels for region in regions] == each[:, i].flatten(2).sum(2).flatten().tolist()
+        if explanation.masks.in_rounds:
             for name in ("noise", "standard_error"):
                 of_members = [getattr(one, name) for one in (alone, *others) if getattr(one, name) is not None]
                 if of_members:
                     torch.testing.assert_close(getattr(explanation, name), torch.stack(of_members).mean(0))
-        assert explanation.scores.shape[1] == alone.scores.shape[1]
-        assert explanation.scores.shape[0] >= alone.scores.shape[0]
+        assert explanation.scores.shape == (len(explanation.ids), alone.scores.shape[1])
         assert explanation.members[0].shape == (len(explanation.ids), 3 * len(alone.target.labels))
         assert explanation.target.labels == alone.target.labels
         assert [label for label, *_ in explanation.explained] == [label for label, *_ in alone.explained]
