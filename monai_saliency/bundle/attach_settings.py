@@ -117,6 +117,9 @@ class AttachSettings:
     def __post_init__(self) -> None:
         if isinstance(self.target, str) and self.target != "auto":
             raise ValueError(f"`{self.prefix}target` must be 'auto' or a target, got {self.target!r}")
+        if not isinstance(self.target, str) and (self.classes, self.activation) != ("predicted", None):
+            words = f"`{self.prefix}classes` and `{self.prefix}activation` are for the target 'auto'"
+            raise ValueError(f"{words}: give them to {type(self.target).__name__} itself")
         # The scan's own unit needs the preprocessing, which is known at the first case.
         fill_in_unit(self.fill, self.fill_unit, Compose(), id=f"{self.prefix}fill")
         settings = dict(self.others)

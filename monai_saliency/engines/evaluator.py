@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from monai.data import MetaTensor, decollate_batch, list_data_collate
 from monai.engines import IterationEvents, SupervisedEvaluator
+from monai.networks import eval_mode
 
 from monai_saliency.distributed.base import Cohort, Engine
 from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
-from monai_saliency.inferers.forward import evaluating, has_no_mode
+from monai_saliency.inferers.forward import evaluating
 from monai_saliency.storage.files import remove_stale
 from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.monai_private import IterationEvaluator, tensor_version, tree_leaves
@@ -70,8 +71,8 @@ class CohortEvaluator(IterationEvaluator):
         self._predicted = False
         self.output_changed = False
         self._versions: list[int] = []
-        if has_no_mode(self.network):
-            self.mode: Any = _as_it_is
+        if self.mode is eval_mode:
+            self.mode: Any = _evaluating
 
     def fire_event(self, event_name: Any) -> None:
         """Fire an event as ignite does, except for the order of two events, see :class:`CohortEvaluator`."""
@@ -125,8 +126,8 @@ class CohortEvaluator(IterationEvaluator):
 
 
 @contextmanager
-def _as_it_is(network: torch.nn.Module) -> Iterator[None]:
-    """What ``monai.networks.eval_mode`` does, for a network that may have no mode."""
+def _evaluating(network: torch.nn.Module) -> Iterator[None]:
+    """What ``monai.networks.eval_mode`` does, for a network that may have no mode, or hide its members in a list."""
     with evaluating(network), torch.no_grad():
         yield
 

@@ -6,15 +6,18 @@ Autocast, cancellation, the busy meter, and halving a batch for which the memory
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from monai.inferers import Inferer, SliceInferer
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from monai_saliency.errors import CaseError
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
@@ -32,6 +35,11 @@ Call = Callable[[torch.Tensor, Mapping[Any, torch.Tensor]], Any]
 
 #: words in the errors of libraries that do not raise ``torch.OutOfMemoryError``
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+
+#: two threads that register a hook at once may get one number for both
+_registering = Lock()
+# Ours does not mind.
+warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
 
 _known: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
@@ -158,18 +166,44 @@ def _in_parts(batch: torch.Tensor, values: Mapping[Any, torch.Tensor], size: int
 
 @contextmanager
 def evaluating(network: Any) -> Iterator[None]:
-    """Put a module into evaluation mode; afterwards each of its parts has the mode it had before."""
-    parts = list(network.modules()) if isinstance(network, torch.nn.Module) else []
-    # A frozen TorchScript module has no mode, and an exported program's is fixed: it refuses to change it.
-    trained = [part for part in parts if getattr(part, "training", False)]
-    if trained:
-        with suppress(NotImplementedError):
-            network.eval()
+    """Put a network into evaluation mode, and each module that this thread runs meanwhile: one behind a function, or in
+    a list of another module. Afterwards each part has the mode it had before.
+    """
+    trained: dict[int, torch.nn.Module] = {}
+    thread = get_ident()
+
+    def before_forward(module: torch.nn.Module, _: Any) -> None:
+        if not getattr(module, "training", False):  # a frozen TorchScript module has no mode
+            return
+        if torch.compiler.is_dynamo_compiling():
+            raise RuntimeError("a compiled function runs a module in training mode: call its .eval()")
+        if get_ident() == thread:
+            _evaluate(module, trained)
+
+    while isinstance(network, partial):
+        network = network.func
+    owner = getattr(network, "__self__", network)  # a bound method is no call of its module
+    if isinstance(owner, torch.nn.Module):
+        _evaluate(owner, trained)
+    with _registering:
+        hook = register_module_forward_pre_hook(before_forward)
     try:
         yield
     finally:
-        for part in trained:
+        hook.remove()
+        for part in trained.values():
             part.training = True
+
+
+def _evaluate(module: torch.nn.Module, trained: dict[int, torch.nn.Module]) -> None:
+    """Put a module into evaluation mode, and note which of its parts were not in it."""
+    parts = {id(part): part for part in module.modules() if getattr(part, "training", False)}
+    trained.update(parts)
+    if parts:
+        try:
+            module.eval()
+        except NotImplementedError:  # the mode of an exported program is fixed, whatever this says
+            module.training = False
 
 
 def has_no_mode(network: Any) -> bool:

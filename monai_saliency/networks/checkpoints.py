@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import logging
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -16,7 +20,13 @@ from monai_saliency.utils.monai_private import tree_leaves, tree_map
 
 __all__ = ["exported_network", "load_checkpoint", "network_of"]
 
+logger = logging.getLogger(__name__)
+
 _WRAPPERS = ("state_dict", "model", "network", "net", "model_state_dict")
+_PREFIXES = ("module.", "_orig_mod.", "model.")  # of data-parallel training, of torch.compile, of Lightning
+# What torch.export.load runs of an archive: shared libraries, and objects that it gives to pickle.
+_CODE = ("aotinductor/", "opaque_obj_")
+_NO_CODE = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
 
 
 def network_of(network: torch.nn.Module, checkpoint: str | Path | Sequence[str | Path] | None) -> torch.nn.Module:
@@ -25,7 +35,11 @@ def network_of(network: torch.nn.Module, checkpoint: str | Path | Sequence[str |
     Args:
         network: the network for files of weights.
         checkpoint: a file of weights; a list of such files, for an :class:`~monai_saliency.networks.Ensemble` of copies
-            of the network; or a network that ``torch.export`` has written (``.pt2``), which replaces ``network``.
+            of the network; or a network that ``torch.export`` has written (``.pt2``), which replaces ``network``. Even
+            without pickled code it is a program, as TorchScript is: use only those whose source you trust.
+
+    Raises:
+        ValueError: when a list holds an exported network, or one cannot be read, or holds pickled code.
     """
     if checkpoint is None or isinstance(checkpoint, (str, Path)):
         return exported_network(checkpoint) if checkpoint and _is_exported(checkpoint) else network
@@ -40,9 +54,10 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
     Args:
         network: the module, on any device. It holds a part of the weights if loading fails.
         path: a file made by ``torch.save`` with a state dictionary, or with a dictionary that holds one under a usual
-            key (``"state_dict"``, ``"model"``, ...). The prefix ``module.`` of data-parallel training is removed from
-            the names. None, ``""``, and an exported network (``.pt2``), which has its weights, load nothing. A list of
-            files for an :class:`~monai_saliency.networks.Ensemble`, one for each member.
+            key (``"state_dict"``, ``"model"``, ...). The prefixes ``module.``, ``_orig_mod.`` and ``model.``, which
+            training puts before all names, are removed if the network has none of these names. None, ``""``, and an
+            exported network (``.pt2``), which has its weights, load nothing. A list of files for an
+            :class:`~monai_saliency.networks.Ensemble`, one for each member.
 
     Raises:
         FileNotFoundError: when the file does not exist.
@@ -62,7 +77,7 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
             return network
         words = f"checkpoint {path} is an exported network, whose weights fit no {type(network).__name__}"
         raise ValueError(f"{words}: take the network by monai_saliency.networks.network_of(network, checkpoint)")
-    weights = _weights_in(Path(path))
+    weights = _renamed(_weights_in(Path(path)), network, path)
     try:
         network.load_state_dict(weights, strict=True)
     except RuntimeError as error:
@@ -91,8 +106,20 @@ def _weights_in(path: Path) -> dict[str, torch.Tensor]:
     weights = content if isinstance(content, Mapping) else {}
     if not weights or not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in weights.items()):
         raise ValueError(f"checkpoint {path} holds no state dictionary, but a {type(content).__name__}")
-    prefix = "module." if all(name.startswith("module.") for name in weights) else ""
-    return {name.removeprefix(prefix): value for name, value in weights.items()}
+    return dict(weights)
+
+
+def _renamed(weights: dict[str, torch.Tensor], network: torch.nn.Module, path: Any) -> dict[str, torch.Tensor]:
+    """The weights by the network's own names, which a wrapper in training may have put a prefix before."""
+    own, removed = network.state_dict().keys(), ""
+    while not own & weights.keys():
+        prefix = next((each for each in _PREFIXES if all(name.startswith(each) for name in weights)), "")
+        if not prefix:
+            break
+        weights, removed = {name.removeprefix(prefix): value for name, value in weights.items()}, removed + prefix
+    if removed:
+        logger.warning("checkpoint %s: the prefix %s is removed from the names of its weights", path, removed)
+    return weights
 
 
 def _is_mapping(content: Mapping[Any, Any], name: str) -> bool:
@@ -106,7 +133,13 @@ def _is_exported(path: str | Path) -> bool:
 def exported_network(path: str | Path) -> torch.nn.Module:
     """A network that ``torch.export.save`` has written. One of limited batch sizes gets other batches in parts."""
     try:
-        program = torch.export.load(path)
+        with _no_pickled_code(path):
+            program = torch.export.load(path)
+    except UnpicklingError as error:
+        raise ValueError(
+            f"checkpoint {path} holds pickled code, which is not run: export the network again by torch.export, with "
+            "plain tensors as weights, constants and example inputs"
+        ) from error
     except Exception as error:  # whatever a broken archive, or one of another release, raises
         raise ValueError(
             f"checkpoint {path} cannot be read as an exported network ({type(error).__name__}: {error}): write it by "
@@ -115,6 +148,23 @@ def exported_network(path: str | Path) -> torch.nn.Module:
     least, most = _batch_sizes(program)
     module = program.module()
     return module if least <= 1 and most is None else InBatchesOf(module, most, least)
+
+
+@contextmanager
+def _no_pickled_code(path: str | Path) -> Iterator[None]:
+    """Let ``torch.export.load`` refuse pickled code, which it runs otherwise where plain weights are not found."""
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if any(each in name for each in _CODE):
+                raise UnpicklingError(f"its part {name} is code")
+    before = {name: os.environ.get(name) for name in _NO_CODE}
+    os.environ.update(_NO_CODE)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
 
 
 class InBatchesOf(torch.nn.Module):

@@ -88,8 +88,9 @@ class AutoTarget(Target):
             found automatically.
 
     Raises:
-        ValueError: for another string as ``classes``, and (from ``bind``) when the output has nothing to explain, or
-            when it may hold probabilities or logits and nothing says which.
+        ValueError: for another string as ``classes``, and (from ``bind``) when the output has nothing to explain, when
+            it may hold probabilities or logits and nothing says which, or when an activation is for classes and the
+            output has another shape, such as ``(B, 1, C)``.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class AutoTarget(Target):
             words = f"image regression: mean of output channel 0{where}, as the network gives it"
             return Choice(RegionScore(0, "none", "all"), words, path)
         if not spatial and (own or values.ndim != 2):
+            self._check_numbers(values, reading, where)
             return self._regression(values, path, where)
         activation = self.activation or self._activation(values, reading)
         labels = reading.labels(values, activation)
@@ -214,6 +216,18 @@ class AutoTarget(Target):
         words = f"{what} of channel {_listed(found)} in its predicted region{left}"
         return PredictedRegionScore(found, activation, lambda _: labels), words
 
+    def _check_numbers(self, values: torch.Tensor, reading: Reading, where: str) -> None:
+        """Refuse numbers that somebody takes for classes: in another shape these would be explained."""
+        given = self.activation and f"activation={self.activation!r}"
+        found = given or next(filter(None, (reading.activation, reading.discrete)), None)
+        if found and self.activation != "none":
+            raise ValueError(
+                f"{given or f'the {found} of the postprocessing'} needs classes (B, C) or channels (B, C, *spatial), "
+                f"and the network's output{where} is {shape(values)}: let it return the classes alone (such as "
+                f"output[:, {'None' if values.ndim == 1 else 0}]), or say activation='none' "
+                "(--saliency_activation none) for the numbers as they are"
+            )
+
     def _regression(self, values: torch.Tensor, path: tuple[Any, ...] | None, where: str) -> Choice:
         count = values[0].numel()
         if not isinstance(self.classes, str) or self.classes == "all" or count <= 4:
@@ -226,6 +240,8 @@ class AutoTarget(Target):
     def _detection(self, part: Any, case: Case, path: tuple[Any, ...] | None, where: str) -> Choice:
         if not isinstance(self.classes, str):
             raise ValueError("`classes` chooses no boxes: leave it out, or give target=DetectionScore(...)")
+        if self.activation not in (None, "none"):
+            raise ValueError("`activation` changes no boxes, which have their confidences: leave it out")
         target, which = DetectionScore(max_boxes=_MAX_MAPS), f"each box of confidence 0.5 or more, at most {_MAX_MAPS}"
         try:
             target.bind(part, case)

@@ -188,6 +188,12 @@ class Two(Predicts):
         (lambda: SupervisedEvaluator(torch.device("cpu"), [], Classify()), {"loader": []}, "an evaluator has its own"),
         (lambda: Classify(), {"method": "rice"}, r"`method` must be one of \["),
         (lambda: Classify(), {"target": "predicted"}, r"`target` must be 'auto' or a target, got 'predicted'"),
+        (lambda: Classify(), {"target": ms.ClassScore(1, "none"), "classes": [0]}, "give them to ClassScore itself"),
+        (
+            lambda: Classify(),
+            {"target": ms.ClassScore(1, "none"), "activation": "softmax"},
+            "are for the target 'auto'",
+        ),
     ],
 )
 def test_what_cannot_be_attached_to(module: Callable[[], Any], settings: Any, match: str, tmp_path: Path) -> None:

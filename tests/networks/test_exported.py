@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +84,36 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         network_of(network(), [broken, broken])
     with pytest.raises(ValueError, match="whose weights fit no Sequential"):
         load_checkpoint(network(), broken)
+
+
+class Trap:
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize(
+    "part", ["sample_inputs/model.pt", "weights/weight_0", "constants/opaque_obj_0", "aotinductor/"]
+)
+def test_code_in_an_archive_is_never_run(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the archive says that a weight is pickled, and where the user's shell lets torch run anything."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    good, evil, trap = export(tmp_path / "good.pt2", network(), 1), tmp_path / "evil.pt2", tmp_path / "trap"
+    content = io.BytesIO()
+    torch.save(((), {"images": Trap(trap)}), content)
+    with zipfile.ZipFile(good) as source, zipfile.ZipFile(evil, "w") as target:
+        for name in source.namelist():
+            kept = source.read(name).replace(b'"use_pickle": false', b'"use_pickle": true')
+            target.writestr(name, content.getvalue() if part in name else kept)
+        if not any(part in name for name in source.namelist()):
+            target.writestr(f"good/data/{part}", content.getvalue())
+    with pytest.raises(ValueError, match=r"evil\.pt2 holds pickled code, which is not run: export the network again"):
+        network_of(network(), evil)
+    assert not trap.exists()
+    assert [os.environ.get(f"TORCH_FORCE_{name}WEIGHTS_ONLY_LOAD") for name in ("", "NO_")] == [None, "1"]
+    exported_network(good)
+    if part.startswith("sample"):  # the trap works: it is the loader that keeps it shut
+        torch.load(io.BytesIO(content.getvalue()), weights_only=False)
+        assert trap.exists()

@@ -27,17 +27,28 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
         lambda weights: weights,
         lambda weights: {"state_dict": weights, "epoch": 3},
         lambda weights: {"network": {"state_dict": weights}},
-        lambda weights: {"state_dict": {f"module.{name}": value for name, value in weights.items()}},
+        *[
+            lambda weights, prefix=prefix: {"state_dict": {f"{prefix}{name}": each for name, each in weights.items()}}
+            for prefix in ("module.", "_orig_mod.", "model.", "module._orig_mod.", "model.module.")
+        ],
     ],
-    ids=["plain", "state_dict", "nested", "module."],
 )
-def test_every_weight_is_loaded(tmp_path: Path, wrap: Any) -> None:
+def test_every_weight_is_loaded(tmp_path: Path, wrap: Any, caplog: pytest.LogCaptureFixture) -> None:
     trained, fresh = network(seed=1), network()
     assert not same(trained, fresh)
     torch.save(wrap(trained.state_dict()), tmp_path / "w.pt")
     assert load_checkpoint(fresh, tmp_path / "w.pt") is fresh
     assert same(trained, fresh)
     assert same(trained, load_checkpoint(network(), str(tmp_path / "w.pt")))
+    (first, *_) = wrap(trained.state_dict()).get("state_dict", {"0.weight": None})
+    prefix = first.removesuffix("0.weight")
+    assert (f"w.pt: the prefix {prefix} is removed" in caplog.text) == bool(prefix)
+
+
+def test_a_prefix_of_the_networks_own_stays(tmp_path: Path) -> None:
+    networks = [torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"model": network(seed)})}) for seed in (0, 1)]
+    torch.save(networks[1].state_dict(), tmp_path / "w.pt")
+    assert same(load_checkpoint(networks[0], tmp_path / "w.pt"), networks[1])
 
 
 @pytest.mark.parametrize(

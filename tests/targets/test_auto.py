@@ -181,6 +181,24 @@ def test_landmarks_are_explained_by_how_near_they_stay() -> None:
     assert isinstance(AutoTarget(classes=[3]).choose(output, FLAT).target, RegressionScore)
 
 
+@pytest.mark.parametrize("given", [{"activation": "softmax", "classes": [1]}, {"activation": "sigmoid"},
+                                   {"readings": {"pred": Reading("softmax")}},
+                                   {"readings": {"pred": Reading(discrete="argmax")}}])  # fmt: skip
+@pytest.mark.parametrize("size", [(1, 1, 3), (1,), (1, 2, 3, 4, 4), (1, 2, 3)], ids=str)
+def test_numbers_of_another_shape_are_not_taken_for_classes(size: tuple[int, ...], given: dict[str, Any]) -> None:
+    """Such as a head that keeps an axis, one logit without its axis, or the stacked outputs of deep supervision."""
+    output = torch.randn(size, generator=torch.Generator().manual_seed(2))
+    words = r"(softmax'?|sigmoid'|argmax)( of the postprocessing)? needs classes \(B, C\) or channels"
+    with pytest.raises(ValueError, match=rf"{words}.* is \(B.*return the classes alone.*--saliency_activation none"):
+        AutoTarget(**given).bind(output, FLAT)
+    if size == (1, 1, 3):  # what the error says
+        bound = AutoTarget(classes=[1], activation="softmax").bind(output[:, 0], FLAT)
+        first, second, third = output.flatten().exp().tolist()
+        assert bound(output[:, 0]).item() == pytest.approx(second / (first + second + third), rel=1e-5)
+    raw = AutoTarget(**{**given, "activation": "none", "classes": [0]}).bind(output, FLAT)
+    assert raw(output).item() == output.flatten()[0].item()
+
+
 SIGMOID, SOFTMAX = Activationsd("pred", sigmoid=True), Activationsd("pred", softmax=True)
 NONE: Callable[[torch.Tensor], torch.Tensor] = torch.nn.Identity()
 #: what comes before the threshold, the activation that is asked for, what the network ends in, and what is scored
@@ -232,6 +250,8 @@ def test_boxes_are_explained_where_sure_else_the_surest() -> None:
     assert not finds_nothing(torch.zeros(0, 4))
     with pytest.raises(ValueError, match="`classes` chooses no boxes: leave it out"):
         AutoTarget(classes=[1]).choose(detections([0.9]), SOLID)
+    with pytest.raises(ValueError, match="`activation` changes no boxes"):
+        AutoTarget(activation="sigmoid").choose(detections([0.9]), SOLID)
 
 
 def test_labels_and_nothing_are_refused() -> None:
