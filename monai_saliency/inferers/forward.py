@@ -6,23 +6,21 @@ Autocast, cancellation, the busy meter, and halving a batch for which the memory
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Lock, get_ident
+from threading import local
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from monai.inferers import Inferer, SliceInferer
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from monai_saliency.errors import CaseError
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath, check_rows, joined, read, rows
-from monai_saliency.utils.monai_private import tensor_version, tree_map
+from monai_saliency.utils.monai_private import before_forwards, tensor_version, tree_map
 from monai_saliency.utils.timing import BusyMeter
 
 __all__ = ["Cancelled", "Forward", "Guard", "evaluating", "has_no_mode", "known_of"]
@@ -36,10 +34,7 @@ Call = Callable[[torch.Tensor, Mapping[Any, torch.Tensor]], Any]
 #: words in the errors of libraries that do not raise ``torch.OutOfMemoryError``
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
-#: two threads that register a hook at once may get one number for both
-_registering = Lock()
-# Ours does not mind.
-warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+_here = local()  # of each thread, the parts that it has put into evaluation mode
 
 _known: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
@@ -170,29 +165,28 @@ def evaluating(network: Any) -> Iterator[None]:
     a list of another module. Afterwards each part has the mode it had before.
     """
     trained: dict[int, torch.nn.Module] = {}
-    thread = get_ident()
-
-    def before_forward(module: torch.nn.Module, _: Any) -> None:
-        if not getattr(module, "training", False):  # a frozen TorchScript module has no mode
-            return
-        if torch.compiler.is_dynamo_compiling():
-            raise RuntimeError("a compiled function runs a module in training mode: call its .eval()")
-        if get_ident() == thread:
-            _evaluate(module, trained)
-
     while isinstance(network, partial):
         network = network.func
     owner = getattr(network, "__self__", network)  # a bound method is no call of its module
     if isinstance(owner, torch.nn.Module):
         _evaluate(owner, trained)
-    with _registering:
-        hook = register_module_forward_pre_hook(before_forward)
+    outer, _here.trained = getattr(_here, "trained", None), trained
     try:
-        yield
+        with before_forwards(_before_forward):
+            yield
     finally:
-        hook.remove()
+        _here.trained = outer
         for part in trained.values():
             part.training = True
+
+
+def _before_forward(module: torch.nn.Module, _: Any) -> None:
+    if not getattr(module, "training", False):  # a frozen TorchScript module has no mode
+        return
+    if torch.compiler.is_dynamo_compiling():
+        raise RuntimeError("a compiled function runs a module in training mode: call its .eval()")
+    if (trained := getattr(_here, "trained", None)) is not None:
+        _evaluate(module, trained)
 
 
 def _evaluate(module: torch.nn.Module, trained: dict[int, torch.nn.Module]) -> None:

@@ -6,8 +6,11 @@ A new release of MONAI, torch or ignite is checked here, and nowhere else.
 from __future__ import annotations
 
 import inspect
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -16,6 +19,9 @@ from monai.engines import SupervisedEvaluator
 # MONAI has no public function for the step from patch to patch, which it rounds in its own way.
 from monai.inferers.utils import _get_scan_interval as scan_interval
 from monai.metrics import CumulativeIterationMetric
+
+# The public function gives each hook another number, for each of which torch.compile compiles again.
+from torch.nn.modules.module import _global_forward_pre_hooks
 
 # Only the configuration that torch calls experimental records all threads, and cases are loaded and saved in others.
 from torch.profiler import _ExperimentalConfig
@@ -28,6 +34,7 @@ from monai_saliency.utils.arguments import require
 __all__ = [
     "BatchMetric",
     "IterationEvaluator",
+    "before_forwards",
     "event_handlers",
     "postprocessing_of",
     "heeding_hooks",
@@ -79,6 +86,27 @@ def tensor_version(tensor: torch.Tensor) -> int:
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a view of another, for autograd."""
     return tensor._is_view()
+
+
+_hooked: Counter[Any] = Counter()
+_hooking = Lock()
+# A hook of ours leaves compiled modules alone.
+warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+
+
+@contextmanager
+def before_forwards(hook: Callable[[torch.nn.Module, Any], None]) -> Iterator[None]:
+    """Call a function before each forward of any module, in any thread, that is called as a whole."""
+    with _hooking:
+        _hooked[hook] += 1
+        _global_forward_pre_hooks[id(hook)] = hook
+    try:
+        yield
+    finally:
+        with _hooking:
+            _hooked[hook] -= 1
+            if not _hooked[hook]:
+                del _global_forward_pre_hooks[id(hook)]
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
