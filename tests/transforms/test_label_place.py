@@ -28,6 +28,8 @@ from monai_saliency.storage.tables import Failures
 from monai_saliency.transforms import CheckScand, LoadRegionsd, SaveSaliencyd
 from monai_saliency.transforms.writers import region_rows
 
+pytestmark = pytest.mark.filterwarnings("default:the label map")  # one of our own, which are errors in tests
+
 SHAPE = (8, 6, 5)
 BOX = np.s_[2:5, 1:4, 1:3]
 EXPLAIN = ms.region_occlusion(target=ms.ClassScore([0], "none"))
