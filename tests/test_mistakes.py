@@ -205,11 +205,6 @@ PIPELINES: list[Row] = [
         lambda: ms.Saliency(NETWORK, window(), "gpu"),
         r"`device` must be a device such as 'cpu'.*, got 'gpu'",
     ),
-    (
-        "two names",
-        lambda: ms.Saliencyd("image", NETWORK, window(), ["a", "b"]),
-        r"`names` must name one place for each of the keys",
-    ),
     ("save to None", lambda: transforms.SaveSaliencyd("saliency", None), r"`output_dir` must be a path, got None"),
     (
         "picture of a format",

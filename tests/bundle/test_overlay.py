@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.dependent import Coupled, WithDropout, classify
 from helpers.files import contents, rows_of, voxels
 from helpers.layouts import LAYOUTS, Bundle, Layout
 from helpers.own_bundle import SMALL_NET, run
@@ -66,22 +64,6 @@ def test_an_evaluator_of_one_image_a_call(
     assert "shape (1, 7," in caplog.text or "in a batch of 7" in caplog.text
     assert voxels(tmp_path / "batches") == voxels(tmp_path / "alone") != {}
     assert not (tmp_path / "batches" / "failures.csv").exists()
-
-
-@pytest.mark.parametrize("kind", ["dropout", "statistics of the batch"])
-def test_what_is_explained_is_what_was_predicted(tmp_path: Path, kind: str) -> None:
-    """Or the case fails with both figures: a dropout that is left on, and a prediction that other images changed."""
-    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i) for i in range(2)]
-    network = WithDropout(classify) if kind == "dropout" else Coupled(classify, kind)
-    with pytest.raises(SystemExit, match="2 cases without a map"):
-        Overlay(tmp_path / "maps", method="sliding_window", mask_batch_size=4).explain(small_bundle(scans, network))
-    errors = [row["error"] for row in rows_of(tmp_path / "maps" / "failures.csv")]
-    assert len(errors) == 2
-    for error in errors:
-        assert re.search(r"not what was predicted: .* \S+ explained alone and .* \S+ as .* predicted it", error)
-        assert "dropout" in error
-        assert "let it predict one image at a time" in error
-    assert not list((tmp_path / "maps").rglob("*.nii.gz"))
 
 
 def test_regions_modalities_and_units(make: Callable[[str], Bundle], tmp_path: Path) -> None:

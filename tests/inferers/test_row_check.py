@@ -127,24 +127,6 @@ def test_a_network_that_changes_later_is_refused(method: str) -> None:
         windows(1 if method == "one by one" else BATCH).explain(images(), network)
 
 
-def detector(x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-    """Boxes come in another order next to other images."""
-    order = torch.tensor([0, 1] if len(x) == 1 else [1, 0])
-    boxes, scores = torch.tensor([[0.0, 0, 6, 6], [4, 4, 10, 12]]), classify(x).sigmoid()
-    return [{"boxes": boxes[order], "labels": order, "scores": each[:2][order]} for each in scores]
-
-
-def test_boxes_are_compared_by_their_scores(caplog: pytest.LogCaptureFixture) -> None:
-    target = ms.DetectionScore(0.0)
-    windows(target=target).explain(images(), lambda x: detector(x))
-    assert not caplog.records
-    found, expected = (
-        windows(batch, target).explain(images(), Coupled(detector, "normalised over the batch"))[0]
-        for batch in (BATCH, 1)
-    )
-    assert torch.equal(found.saliency, expected.saliency)
-
-
 def test_held_inputs_follow_their_images() -> None:
     class Weighted(torch.nn.Module):
         """Reads a held image and a held number, and normalises over the batch."""
