@@ -7,6 +7,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from helpers.scans import damage, write_scan
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged
 
 from monai_saliency.errors import CaseError, root_cause
@@ -60,3 +61,12 @@ def test_a_header_that_places_the_scan(
     sform: tuple[np.ndarray, int], qform: tuple[np.ndarray, int], dims: int, tmp_path: Path
 ) -> None:
     check(tmp_path / "ct.nii.gz", sform, qform, dims)
+
+
+def test_a_scan_that_is_not_what_was_packed(tmp_path: Path) -> None:
+    """Which a checksum at the file's end shows, and nibabel does not read."""
+    path = write_scan(tmp_path / "ct.nii.gz", (12, 13, 14), ONE)
+    load(path)
+    damage(path)
+    with pytest.raises(CaseError, match=r"case ct: its file .*ct.nii.gz is damaged .CRC check failed.*: copy it again"):
+        load(path)
