@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,11 +13,17 @@ import nibabel as nib
 import numpy as np
 import torch
 from monai.data import MetaTensor
-from monai.utils import ImageMetaKey, MetaKeys
+from monai.transforms import InvertibleTransform
+from monai.transforms.traits import RandomizableTrait
+from monai.utils import ImageMetaKey, MetaKeys, TraceKeys
 
-__all__ = ["Case", "affine_in_mm", "case_name", "convert_to_mm", "file_affine", "image_file", "image_spacing"]
-__all__ += ["mm_per_unit"]
+from monai_saliency.errors import CaseError
 
+__all__ = ["MOVING", "Case", "affine_in_mm", "case_name", "check_inversion", "convert_to_mm", "file_affine"]
+__all__ += ["image_file", "image_spacing", "mm_per_unit"]
+
+#: where MONAI's transforms that move voxels are
+MOVING = ("monai.transforms.spatial.", "monai.transforms.croppad.")
 # By the code of `xyzt_units` in a NIfTI header: metres and micrometres. 2 means mm.
 _MM_PER_UNIT = {1: 1000.0, 3: 0.001}
 
@@ -164,3 +172,56 @@ def convert_to_mm(meta: dict, file: str) -> None:
         meta[key][:3] *= unit
     meta[MetaKeys.PIXDIM][1:4] *= unit
     meta["xyzt_units"] = np.array(2, np.uint8)  # mm
+
+
+def check_inversion(case: str, image: Any, steps: Iterable[tuple[Any, Any]]) -> None:
+    """Refuse a preprocessing whose inverse does not bring voxels back to their place in the scan.
+
+    A ramp of the scan's shape and affine goes through MONAI's steps that move voxels, and back. It must come back to
+    one voxel of the network's input. Steps that a ramp alone cannot pass, such as a crop around a label, are left out.
+
+    Args:
+        case: the case's name.
+        image: the network's input ``(C, *spatial)``. Without recorded transforms nothing is checked.
+        steps: the transforms of the preprocessing in order, each with its key of the image.
+
+    Raises:
+        CaseError: when it does not come back.
+    """
+    operations = getattr(image, "applied_operations", [])
+    if not operations or MetaKeys.ORIGINAL_AFFINE not in image.meta:
+        return
+    ramp = torch.ones(1, *(int(size) for size in operations[0][TraceKeys.ORIG_SIZE]))
+    spans = range(1, ramp.ndim)  # unequal, so that the errors of two axes do not cancel out
+    for span, size in zip(spans, ramp.shape[1:], strict=True):
+        ramp += torch.linspace(0, span, size).reshape(-1, *[1] * (len(spans) - span))
+    try:
+        moved, back = _there_and_back(MetaTensor(ramp, torch.as_tensor(image.meta[MetaKeys.ORIGINAL_AFFINE])), steps)
+    except Exception:  # whoever inverts the map will meet it, and report it
+        return
+    apart = (back - ramp)[back > 0.999].abs()  # elsewhere is what was cropped
+    off = float(apart[:: max(1, len(apart) // 100_000)].median()) if len(apart) else sum(spans)
+    if moved.numel() and off > sum(span / size for span, size in zip(spans, moved.shape[1:], strict=True)):
+        raise CaseError(
+            case,
+            "the preprocessing cannot be inverted: a test image that went through it and back is off by "
+            f"{off / sum(spans):.0%} of the scan's size, and so would be the map. Look for a step that gives the image "
+            "a wrong affine, such as Spacingd(recompute_affine=True) of MONAI 1.6",
+        )
+
+
+def _there_and_back(image: MetaTensor, steps: Iterable[tuple[Any, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """An image after the steps that move voxels, and then after their inverse."""
+    done: list[tuple[Any, Any]] = []
+    for step, key in steps:
+        moves = isinstance(step, InvertibleTransform) and type(step).__module__.startswith(MOVING)
+        if moves and not isinstance(step, RandomizableTrait) and key in getattr(step, "keys", ()):
+            alone: Any = copy.copy(step)
+            alone.allow_missing_keys = True
+            with suppress(Exception):
+                image = alone({key: image})[key]
+                done.append((alone, key))
+    back = image
+    for alone, key in reversed(done):
+        back = alone.inverse({key: back})[key]
+    return image.as_tensor(), back.as_tensor()

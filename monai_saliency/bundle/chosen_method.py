@@ -9,7 +9,7 @@ import logging
 import pydoc
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -19,6 +19,7 @@ from monai.utils import look_up_option
 from monai_saliency import methods
 from monai_saliency.bundle.config import BundleConfig, calling_parser
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.patch_grid import sliding_inferer
 
 __all__ = [
@@ -76,9 +77,13 @@ def all_settings() -> list[str]:
     return list(dict.fromkeys(id for name in methods.__all__ for id in own_settings(getattr(methods, name))))
 
 
-def given_settings(name: str | Method, prefix: str = "") -> dict[str, Any]:
-    """The settings that the config in which this is called gives a method, with those that look misspelt."""
+def given_settings(name: str | Method, prefix: str = "", others: Iterable[str] = ()) -> dict[str, Any]:
+    """The settings that the config in which this is called gives a method, with those that look misspelt.
+
+    A misspelt id of another kind is refused: ``others`` are what else is read by its name.
+    """
     bundle = BundleConfig(calling_parser())
+    bundle.refuse_misspelt([*all_settings(), *writer_settings(), *others], prefix)
     own = all_settings() if name == AUTO else list(own_settings(find_method(name, f"{prefix}method")))
     unread = [id.removeprefix(prefix) for id in bundle.unread(prefix)]
     unread = [id for id in unread if get_close_matches(id, {*own, *all_settings()}, n=1, cutoff=0.8)]

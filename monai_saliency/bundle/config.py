@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,18 @@ class BundleConfig:
             and id not in used
             and is_plain(content)
         ]
+
+    def refuse_misspelt(self, read: Iterable[str], prefix: str = "") -> None:
+        """Refuse top-level ids that nothing refers to and that look like another id, or like one that is ``read`` by
+        its name, without the prefix.
+        """
+        unread = [id.removeprefix(prefix) for id in self.unread(prefix)]
+        known = {*read, *(id.removeprefix(prefix) for id in self.parser.get() if id.startswith(prefix))}
+        for id in sorted({*unread} - {*read}):
+            nested = id.replace(".", "::") if id.partition(".")[0] in known else id
+            near = [nested] if nested != id else get_close_matches(id, known - {*unread} | {*read}, n=1, cutoff=0.85)
+            if near:
+                raise ValueError(f"nothing reads --{prefix}{id}: did you mean --{prefix}{near[0]}?")
 
     def settings(self) -> dict[str, Any]:
         """What users change, by id: plain top-level values, and expressions of one or of a few numbers, without the

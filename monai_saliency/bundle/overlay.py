@@ -47,7 +47,7 @@ class Overlay:
     def from_config(cls) -> Overlay:
         """The overlay with the settings of the config in which this is called, by ids that begin with ``saliency_``."""
         own = BundleConfig(calling_parser()).given(cls.ids(), "saliency_")
-        return cls(**given_settings(own.get("method", AUTO), "saliency_") | own)
+        return cls(**given_settings(own.get("method", AUTO), "saliency_", cls.ids()) | own)
 
     def explain(self, parser: ConfigParser | None = None) -> None:
         """Run the bundle and explain what it predicts."""

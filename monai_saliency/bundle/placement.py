@@ -20,7 +20,7 @@ from monai.transforms import Compose, ConcatItemsd, CopyItemsd, InvertibleTransf
 from monai.transforms.utils import convert_applied_interp_mode
 from monai.utils import ImageMetaKey, OptionalImportError, TraceKeys, WSIPatchKeys
 
-from monai_saliency.cases import mm_per_unit
+from monai_saliency.cases import check_inversion, mm_per_unit
 from monai_saliency.data.cohort import CaseIds
 from monai_saliency.storage.dicom import holds_series, order_problem, series_files, series_id
 from monai_saliency.storage.files import header_problem
@@ -123,6 +123,9 @@ class Placement:
             return self._keep(case, "they are patches of a larger image")
         if self.transform is None:
             return self._keep(case, "the loader's dataset shows no preprocessing that could be inverted")
+        if isinstance(self.image_key, str) and not self.problem:
+            steps = [(step, before) for step, _, before in _backwards(self.transform, self.image_key)]
+            check_inversion(str(case["case"]), image, steps[::-1])
         placed = dict(case)
         for key in {self.saliency_key, error_key(self.saliency_key), "disagreement"} & case.keys():
             back, reason = self._back(case, key)

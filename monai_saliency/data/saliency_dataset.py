@@ -13,6 +13,7 @@ from monai.config import KeysCollection
 from monai.transforms import MapTransform
 from monai.utils import CommonKeys
 
+from monai_saliency.cases import MOVING
 from monai_saliency.data.cached_dataset import CachedDataset, is_random
 from monai_saliency.errors import as_case_error
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -27,8 +28,6 @@ __all__ = ["SaliencyDataset"]
 _explaining = threading.RLock()
 # Settings that change no map.
 _SPEED = {"mask_batch_size", "meter", "progress", "sharing"}
-# Where MONAI's transforms that move voxels are.
-_MOVING = ("monai.transforms.spatial.", "monai.transforms.croppad.")
 
 
 class SaliencyDataset(CachedDataset):
@@ -119,7 +118,7 @@ class SaliencyDataset(CachedDataset):
         """Warn of a transform behind the map that moves the image and not the map, or the map alone."""
         for step in steps:
             keys = {self.image_key, self.saliency_key} & set(step.keys if isinstance(step, MapTransform) else ())
-            if type(step).__module__.startswith(_MOVING) and len(keys) == 1:
+            if type(step).__module__.startswith(MOVING) and len(keys) == 1:
                 warnings.warn(
                     f"{type(step).__name__} moves '{keys.pop()}' alone, so the map does not lie on the image: name "
                     f"'{self.image_key}' and '{self.saliency_key}'",

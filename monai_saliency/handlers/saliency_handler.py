@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from monai.data import MetaTensor, decollate_batch
 from monai.engines import IterationEvents
+from monai.transforms import Invertd
 from monai.utils import CommonKeys
 
-from monai_saliency.cases import Case, affine_in_mm, case_name, image_file, image_spacing
-from monai_saliency.errors import OutputError, as_case_error, root_cause
+from monai_saliency.cases import Case, affine_in_mm, case_name, check_inversion, image_file, image_spacing
+from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
 from monai_saliency.handlers.summary import Summary, described, figures, note_settings, scan_mark, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
@@ -284,6 +285,10 @@ class SaliencyHandler:
                 item[key] = MetaTensor(item[key]).copy_meta_from(item[self.image_key])
             item["explanation"] = explanation
             item["title"] = _title(explanation)
+            for step in _steps(self.postprocessing):
+                if isinstance(step, Invertd) and self.saliency_key in step.keys:
+                    of: Any = step.orig_keys[step.keys.index(self.saliency_key)]
+                    check_inversion(explanation.name, item.get(of), [(each, of) for each in _steps(step.transform)])
             maps = self.postprocessing(item)[self.saliency_key]
             if self.summary is not None:
                 image = item[self.image_key]
@@ -302,7 +307,8 @@ class SaliencyHandler:
             self.summary.replace({case})
         for step in _steps(self.postprocessing):
             if hasattr(step, "withdraw"):
-                step.withdraw(case)
+                with suppress(CaseError):  # of a name that leads out of the folder, so that nothing was written
+                    step.withdraw(case)
 
     def _report(self, engine: Engine) -> None:
         engine.state.metrics.update(self.figures())

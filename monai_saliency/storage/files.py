@@ -355,10 +355,7 @@ def on_grid(values: np.ndarray, affine: np.ndarray, shape: Sequence[int], grid: 
 def case_file(folder: Path, case: str, ending: str) -> Path:
     """The file of a case below an output folder. CaseError for a name that leads out of the folder."""
     if ".." in Path(case).parts or Path(case).is_absolute():
-        raise CaseError(
-            case,
-            f"its name leads out of {folder}, so nothing is written: give its item a `case` without '..' or a root",
-        )
+        raise CaseError(case, f"its name leads out of {folder}: give its item a `case` without '..' or a root")
     return folder / f"{case}{ending}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -151,8 +151,8 @@ class SaveSaliencyd(MapTransform):
 
     Raises:
         ValueError: when ``scale`` is not a number above 0, or ``picture_format`` is another one.
-        CaseError: when called, if a map's shape or affine differs from the grid's, if the scan's file is unknown, or if
-            the case's name leads out of the output folder.
+        CaseError: when called, if a map's shape or affine differs from the grid's, if it has become zero on the way,
+            if the scan's file is unknown, or if the case's name leads out of the output folder.
 
     Example::
 
@@ -203,6 +203,7 @@ class SaveSaliencyd(MapTransform):
                     "nearest_interp=False) first",
                 )
             maps = d[key].detach().cpu().numpy().astype(np.float32)
+            _check_kept(case, str(key), maps, d.get("explanation"))
             legends = legends_of(d.get("explanation"), maps, self.scale)
             path, picture = (self._path(case, key, ending) for ending in ("nii.gz", self.picture_format))
             written += [path, picture] if self.picture else [path]
@@ -254,8 +255,7 @@ class SaveSaliencyd(MapTransform):
 
     def withdraw(self, case: str) -> None:
         """Remove a case's maps and pictures, which an earlier run may have written."""
-        with suppress(CaseError):  # of a name for which nothing was written
-            self._remove(case, ())
+        self._remove(case, ())
         _unlink(kept_path(self.output_dir, case))
 
     def _remove(self, case: str, written: Collection[Path]) -> None:
@@ -282,6 +282,19 @@ class SaveSaliencyd(MapTransform):
 def lies_on_scan(saliency: torch.Tensor) -> bool:
     """Whether a map ``(K, *spatial)`` lies on the grid of the scan's file in its meta data."""
     return Path(case_name(saliency)).exists() and _scan_grid(saliency).holds(saliency)
+
+
+def _check_kept(case: str, key: str, maps: np.ndarray, explanation: Explanation | None) -> None:
+    """Refuse maps ``(K, *spatial)`` that are zero now and were not when they were made."""
+    if key.endswith((error_key("saliency"), "disagreement")):
+        return
+    if explanation is None and not maps.any():
+        words = "the network does not look at what was hidden, or a step behind Saliencyd has lost the map"
+        logger.warning("case %s: the map %r is zero everywhere: %s", case, key, words)
+    pairs = () if explanation is None else zip(explanation.saliency, maps, strict=False)
+    if any(bool(before.any()) and not now.any() for before, now in pairs):
+        words = "what it shows lies outside of the scan, in padding, or the preprocessing's inverse has lost it"
+        raise CaseError(case, f"a map that was not zero is zero on the scan, so it is not saved: {words}")
 
 
 def _labels(explanation: Explanation | None) -> list[str] | None:

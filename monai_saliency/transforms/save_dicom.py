@@ -6,7 +6,6 @@ import glob
 import os
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
@@ -122,10 +121,9 @@ class SaveDicomd(MapTransform):
 
     def withdraw(self, case: str) -> None:
         """Remove what an earlier run may have written of a case."""
-        with suppress(CaseError):  # of a name for which nothing was written
-            for key, number, ending in product(self.keys, ("", "_[0-9]*"), (".dcm", "_colour")):
-                for path in glob.glob(glob.escape(str(case_file(self.output_dir, case, f"_{key}"))) + number + ending):
-                    shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+        for key, number, ending in product(self.keys, ("", "_[0-9]*"), (".dcm", "_colour")):
+            for path in glob.glob(glob.escape(str(case_file(self.output_dir, case, f"_{key}"))) + number + ending):
+                shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 
 def save_parametric_map(

@@ -20,6 +20,7 @@ import monai_saliency as ms
 from monai_saliency import methods
 from monai_saliency.__main__ import main
 from monai_saliency.bundle.chosen_method import ChosenMethod, all_settings, describe, find_method, own_settings
+from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.errors import root_cause
 
 TARGET = ms.ClassScore([0], "none")
@@ -171,6 +172,30 @@ def test_ones_own_method_and_its_setting_as_a_flag(
         with suppress(FileNotFoundError):  # the first one makes no map, and so no table
             run(cohort, tmp_path / "shared", checkpoint, method=OWN, edge=6, **rank(number, 2, "masks"))
     assert voxels(tmp_path / "shared") == voxels(tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("metod", "method"),
+        ("num_maks", "num_masks"),
+        ("clases", "classes"),
+        ("picture_formt", "picture_format"),
+        ("target._target_", "target::_target_"),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "saliency_"])
+def test_a_misspelt_flag_is_refused_by_the_right_name(prefix: str, given: str, meant: str) -> None:
+    """Of our bundle, and of the overlay, which leaves the other bundle's own ids alone."""
+    parser = ConfigParser()
+    parser.read_config([BUNDLE / "configs/inference.yaml", *([overlay_path("explain")] if prefix else [])])
+    made = "saliency_overlay" if prefix else "chosen_method"
+    parser.update({f"{prefix}note": "of mine", f"{prefix}max_steps": 3, "num_worker" if prefix else "saliency_clas": 1})
+    parser.get_parsed_content(made)
+    parser.update({f"{prefix}{given}": "rise"})
+    with pytest.raises(RuntimeError) as caught:
+        parser.get_parsed_content(made)
+    assert str(root_cause(caught.value)) == f"nothing reads --{prefix}{given}: did you mean --{prefix}{meant}?"
 
 
 def test_defaults_of_the_demo_are_not_named_under_another_method(caplog: pytest.LogCaptureFixture) -> None:

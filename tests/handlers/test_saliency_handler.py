@@ -5,12 +5,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nibabel as nib
+import numpy as np
 import pytest
 import torch
+from helpers.brightness import Brightness
 from helpers.files import rows_of
-from monai.data import MetaTensor, list_data_collate
-from monai.transforms import Compose, MapTransform
+from monai.data import DataLoader, Dataset, MetaTensor, list_data_collate
+from monai.engines import SupervisedEvaluator
+from monai.transforms import Compose, Invertd, LoadImaged, MapTransform, Spacingd
 
+from monai_saliency import attach
 from monai_saliency.engines import CohortEvaluator
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.rise import RISEScoring
@@ -137,6 +142,41 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(stored: bool, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["out", "x_saliency.nii.gz"]
     assert (inside / "sub/z_saliency.nii.gz").is_file()
+
+
+def test_a_scan_that_the_preprocessing_does_not_bring_back_is_refused(tmp_path: Path) -> None:
+    """By the bundle's handler, and in other people's bundles. A wrong affine may be right by chance."""
+    affines = {"chance": np.eye(4), "lost": np.array([[1.0, 0, 0, -31], [0, 1, 0, 8], [0, 0, 1, 5], [0, 0, 0, 1]])}
+    voxels = np.ones((12, 10, 8), np.float32)
+    voxels[4:6, 2:4, 4:6] = 9
+    files = {name: tmp_path / f"{name}.nii.gz" for name in affines}
+    for name, affine in affines.items():
+        nib.save(nib.Nifti1Image(voxels, affine), files[name])
+    spacing = Spacingd("image", (2, 2, 2), recompute_affine=True)
+    preprocessing = Compose([LoadImaged("image", ensure_channel_first=True), spacing])
+    data = Dataset([{"image": str(file), "case": name} for name, file in files.items()], preprocessing)
+    network, explain = Brightness(spatial_dims=3, window=1), sliding_window(1, 1, target=ClassScore([1], "none"))
+
+    invert = Invertd("saliency", preprocessing, orig_keys="image", nearest_interp=False)
+    writers = Compose([invert, SaveSaliencyd("saliency", tmp_path / "ours", picture=False)])
+    failures = Failures(tmp_path / "ours/failures.csv")
+    evaluator: Any = CohortEvaluator(torch.device("cpu"), DataLoader(data), network)
+    SaliencyHandler(explain, network, writers, failures=failures).attach(evaluator)
+    evaluator.run()
+
+    other = SupervisedEvaluator(torch.device("cpu"), DataLoader(data), network=network)
+    settings: dict[str, Any] = {"window_size": 1, "stride": 1, "classes": [1], "activation": "none", "report": False}
+    attach(other, tmp_path / "theirs", method="sliding_window", **settings)
+    other.run()
+
+    for folder in ("ours", "theirs"):
+        (row,) = rows_of(tmp_path / folder / "failures.csv")
+        assert row["case"] == "lost"
+        assert "cannot be inverted" in row["error"]
+        assert "recompute_affine" in row["error"]
+        assert [path.name for path in (tmp_path / folder).glob("*.nii.gz")] == ["chance_saliency.nii.gz"]
+        found = np.abs(nib.load(tmp_path / folder / "chance_saliency.nii.gz").get_fdata())
+        assert voxels[np.unravel_index(found.argmax(), found.shape)] == 9
 
 
 def test_a_case_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:

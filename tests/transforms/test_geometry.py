@@ -28,6 +28,7 @@ from monai.transforms import (
 )
 
 from monai_saliency import ClassScore, Saliencyd, region_occlusion, sliding_window
+from monai_saliency.cases import check_inversion
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.transforms import CheckScand, LoadRegionsd, SaveSaliencyd
 
@@ -168,6 +169,7 @@ def test_in_any_order_of_steps_and_any_pose(
     scan = write_scan(tmp_path / "scan.nii.gz", affine(axes), 3)
     # Where the network's voxels are coarser, the place is known in these: still less than half of one.
     seen = pipeline(names, 3)({"image": str(scan), "case": "scan"})["image"]
+    check_inversion("scan", seen, [(step, "image") for step in pipeline(names, 3).transforms])
     coarser = nib.affines.voxel_sizes(seen.affine.numpy()).max() / min(spacing)
     check(explain_and_save(scan, pipeline(names, 3), tmp_path / "out"), scan, 3, max(0.5, 0.4 * coarser))
 
@@ -193,6 +195,20 @@ def test_what_inversion_does_not_restore_is_not_saved(step: Transform, message: 
     assert isinstance(cause, CaseError)
     assert re.search(f"case scan: .*{message}", str(cause)), str(cause)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", AFFINES)
+def test_an_affine_that_is_recomputed_wrongly_is_noticed(kind: str, tmp_path: Path) -> None:
+    """In MONAI 1.6 the blob comes back voxels away, or not at all, on a grid that is the scan's."""
+    scan = write_scan(tmp_path / "scan.nii.gz", AFFINES[kind], 3)
+    step = Spacingd("image", (1.4, 1.6, 1.5), recompute_affine=True)
+    preprocessing = Compose([*pipeline(("orientation",), 3).transforms, step])
+    saved = explain_and_save(scan, preprocessing, tmp_path / "out")
+    peak = np.unravel_index(saved.get_fdata().argmax(), SHAPE)
+    assert np.abs(np.subtract(peak, CENTRE)).max() > 2
+    image = preprocessing({"image": str(scan), "case": "scan"})["image"]
+    with pytest.raises(CaseError, match=r"^case scan: .* cannot be inverted: .* off by .*recompute_affine=True"):
+        check_inversion("scan", image, [(each, "image") for each in preprocessing.transforms])
 
 
 class TestLoadRegionsd:

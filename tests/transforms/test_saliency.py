@@ -268,6 +268,22 @@ class TestSaveSaliencyd:
             SaveSaliencyd("saliency", tmp_path / "out")(item)
         assert files_below(tmp_path / "out") == []
 
+    def test_a_map_that_has_become_zero_is_refused(
+        self, scan: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """One of a network that looks at nothing is zero from the start."""
+        save = SaveSaliencyd("saliency", tmp_path / "out", picture=False)
+        image, zeros = torch.ones(1, 1, 4, 4, 4), on_scan(scan, torch.zeros(2, *SHAPE))
+        (seen,) = EXPLAIN.explain(image, total)
+        with pytest.raises(CaseError, match="case sub/oblique: a map that was not zero is zero on the scan"):
+            save(zeros | {"explanation": seen})
+        assert files_below(tmp_path / "out") == []
+        (blind,) = EXPLAIN.explain(image, lambda x: torch.zeros(len(x), 2))
+        assert not nib.load(save(zeros | {"explanation": blind})["saliency_path"]).get_fdata().any()
+        assert not caplog.messages
+        save(zeros)
+        assert "case sub/oblique: the map 'saliency' is zero everywhere" in caplog.text
+
     def test_a_writer_that_fails_keeps_the_old_map(
         self, scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
