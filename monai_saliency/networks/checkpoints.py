@@ -100,7 +100,7 @@ def _weights_in(path: Path) -> dict[str, torch.Tensor]:
             f"({type(error).__name__}): save it again with torch.save(network.state_dict(), path), or export it by "
             "torch.export to a file that ends in .pt2; for a TorchScript file set network_def to "
             "$torch.jit.load(path), and checkpoint to '' (empty)"
-        ) from error
+        ) from None
     while isinstance(content, Mapping) and (inside := [name for name in _WRAPPERS if _is_mapping(content, name)]):
         content = content[inside[0]]
     weights = content if isinstance(content, Mapping) else {}
@@ -135,11 +135,11 @@ def exported_network(path: str | Path) -> torch.nn.Module:
     try:
         with _no_pickled_code(path):
             program = torch.export.load(path)
-    except UnpicklingError as error:
+    except UnpicklingError:
         raise ValueError(
             f"checkpoint {path} holds pickled code, which is not run: export the network again by torch.export, with "
             "plain tensors as weights, constants and example inputs"
-        ) from error
+        ) from None  # torch's own text advises to run it
     except Exception as error:  # whatever a broken archive, or one of another release, raises
         raise ValueError(
             f"checkpoint {path} cannot be read as an exported network ({type(error).__name__}: {error}): write it by "

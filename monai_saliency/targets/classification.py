@@ -75,7 +75,8 @@ class ClassScore(Target):
         if output.ndim != 2:
             raise ValueError(
                 f"ClassScore reads one row of class scores per image, shape (B, classes), the network "
-                f"gave {shape(output)}" + ("; use RegionScore for a segmentation" if output.ndim > 3 else ""),
+                f"gave {shape(output)}; "
+                + ("use RegionScore for a segmentation" if output.ndim > 3 else "let it return the classes alone"),
             )
         check_activation(output, self.activation, case)
         # A copy: the output may live in a buffer that the next batch overwrites.

@@ -188,21 +188,6 @@ def test_law_9_double_end_to_end_equals_slow_loop(shape: tuple[int, ...]) -> Non
 
 
 class TestNetworkIsLeftAsItWas:
-    def test_modes_of_every_part_and_statistics(self) -> None:
-        network = Classifier().train()
-        network.norm.eval()
-        modes = {name: part.training for name, part in network.named_modules()}
-        state = {name: value.clone() for name, value in network.state_dict().items()}
-        seen = []
-        network.register_forward_hook(lambda *_: seen.append([part.training for part in network.modules()]))
-        rise(5, 3, target=LOGIT)(images(1, 1, 8, 8), network)
-        assert not np.any(seen)
-        assert {name: part.training for name, part in network.named_modules()} == modes
-        assert modes["norm"] is False
-        assert modes["dropout"] is True
-        for name, value in network.state_dict().items():
-            assert torch.equal(value, state[name]), name
-
     def test_modes_after_an_error(self) -> None:
         network = Classifier(channels=2).train()
         with pytest.raises(RuntimeError):
