@@ -23,6 +23,7 @@ from monai_saliency.handlers.summary import Summary, warn_of_others
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
 from monai_saliency.networks.outputs import rows
+from monai_saliency.storage.label_maps import label_problem
 from monai_saliency.storage.tables import Failures
 from monai_saliency.targets.auto import AutoTarget, finds_nothing
 from monai_saliency.transforms.save import error_key
@@ -218,6 +219,8 @@ class AttachedHandler(SaliencyHandler):
         if not case["case"]:
             return False
         problem = self._placement.problem_of(case, bool(self.settings.others.get("dicom")))
+        if problem is None and REGIONS in case and (wrong := label_problem(case[REGIONS], case[self.image_key])):
+            problem = f"its label map {input_file(case[REGIONS])} cannot be used: {wrong}"
         if problem:
             self.explainer.refuse(case["case"], CaseError(case["case"], problem))
         return not problem

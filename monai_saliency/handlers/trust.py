@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from monai.data import MetaTensor
 
-from monai_saliency.cases import Case, affine_in_mm
+from monai_saliency.cases import Case
 from monai_saliency.errors import AdviceError
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
@@ -31,8 +31,8 @@ from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.perturbation_curve import Deletion, Insertion
 from monai_saliency.metrics.plausibility import AUPRC, Leakage, MassInLabel, Pointing
 from monai_saliency.networks.identity import network_fingerprint, network_key, scores_key
-from monai_saliency.storage.files import header_problem, load_label, on_grid
 from monai_saliency.storage.key import fingerprint
+from monai_saliency.storage.label_maps import label_problem, load_label, on_image
 from monai_saliency.storage.tables import TRUST_COLUMNS, CaseTable
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import whole_number
@@ -252,14 +252,14 @@ def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch
     """A function that reads a case's label map on the grid of its image, by nearest neighbour."""
     label, image = item.get("label"), item[image_key]
     if isinstance(label, torch.Tensor) and label.ndim == image.ndim and label.shape[1:] == image.shape[1:]:
-        return cache(partial(_own, label))
+        return cache(partial(_own, label, image))
     if isinstance(label, (str, Path)) and str(label) and isinstance(image, MetaTensor):
         return cache(partial(_resampled, label, image))
     return None
 
 
-def _own(label: torch.Tensor) -> torch.Tensor:
-    if problem := header_problem(label):
+def _own(label: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+    if problem := label_problem(label, image):
         raise AdviceError(problem)
     return _inside(plain(label))
 
@@ -267,7 +267,7 @@ def _own(label: torch.Tensor) -> torch.Tensor:
 def _resampled(label: str | Path, image: MetaTensor) -> torch.Tensor:
     values, affine = load_label(label, image)
     inside = _inside(torch.as_tensor(values))[0].numpy()
-    return torch.as_tensor(on_grid(inside, affine, image.shape[1:], affine_in_mm(image)))[None]
+    return torch.as_tensor(on_image(inside, affine, image))[None]
 
 
 def _inside(label: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.sharding import Part
-from monai_saliency.storage.files import header_problem
+from monai_saliency.storage.label_maps import label_problem
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import MemberTarget, Target
 from monai_saliency.utils.arguments import callable_network, flag, instance
@@ -303,15 +303,15 @@ class PerturbationInferer(Inferer):
         given = [Case.of(split.meta, index) for index in range(count)] if cases is None else cases
         scores = [None] * count if stored is None else stored
         each = zip(given, split.images, split.held_images, scores, strict=True)
-        states = [
-            self._start(case.with_image(image, i, split.meta), held, kept)
-            for i, (case, image, held, kept) in enumerate(each)
-        ]
+        states = []
+        for i, (case, image, held, kept) in enumerate(each):
+            # Images that were stacked have the first one's meta data.
+            known = isinstance(split.meta, MetaTensor) and (count == 1 or split.meta.is_batch)
+            _check_label(case, split.meta[i] if known else image)
+            states.append(self._start(case.with_image(image, i, split.meta), held, kept))
         return states, split
 
     def _start(self, case: Case, held: torch.Tensor, stored: CaseScores | None) -> CaseState:
-        if isinstance(case.labels, MetaTensor) and (problem := header_problem(case.labels)):
-            raise CaseError(case.name, f"its label map {image_file(case.labels)} cannot be used: {problem}")
         case = replace(case, labels=plain(case.labels))
         try:
             masks = self.masks.bind(case.image, labels=case.labels, spacing=case.spacing)
@@ -322,6 +322,11 @@ class PerturbationInferer(Inferer):
             gave = f"shape {tuple(fill.shape[1:])}" if isinstance(fill, torch.Tensor) else f"a {type(fill).__name__}"
             raise CaseError(case.name, f"`fill` gave {gave} for an image of {tuple(case.image.shape)}")
         return CaseState(case, masks, fill[0].to(case.image), held, self.target, self.estimator, stored)
+
+
+def _check_label(case: Case, image: torch.Tensor) -> None:
+    if isinstance(case.labels, MetaTensor) and (problem := label_problem(case.labels, image)):
+        raise CaseError(case.name, f"its label map {image_file(case.labels)} cannot be used: {problem}")
 
 
 class Sharing(ABC):

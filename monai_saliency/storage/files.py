@@ -29,21 +29,18 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from monai.data import ImageReader, ITKReader, MetaTensor, NibabelReader, PILReader
-from monai.data.utils import to_affine_nd
 from monai.transforms import LoadImage, LoadImaged
 from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 from nibabel.spatialimages import SpatialImage
-from scipy import ndimage
-from scipy.spatial import distance
 
-from monai_saliency.cases import affine_in_mm, case_name, convert_to_mm, file_affine, mm_per_unit
+from monai_saliency.cases import case_name, convert_to_mm, file_affine, mm_per_unit
 from monai_saliency.errors import AdviceError, CaseError, OutputError
 from monai_saliency.storage.dicom import holds_series, read_series, series_files
 from monai_saliency.utils.arguments import require
 
-__all__ = ["NIFTI", "TURNED", "ScanReader", "atomic_path", "case_file", "check_readers", "damage_of", "format_of"]
-__all__ += ["header_problem", "load_image", "load_label", "load_scan", "locked", "on_grid", "remove_stale"]
-__all__ += ["scan_loader", "scan_stem", "temporary_path"]
+__all__ = ["JPEG", "NIFTI", "TURNED", "ScanReader", "apart", "atomic_path", "case_file", "check_readers", "corners"]
+__all__ += ["damage_of", "format_of", "header_problem", "is_photograph", "load_image", "load_scan", "locked"]
+__all__ += ["remove_stale", "scan_loader", "scan_stem", "temporary_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +74,13 @@ class Format:
 
 
 NIFTI = Format("NIfTI scan", (".nii.gz", ".nii"), "nibabel", "")
+JPEG = Format("JPEG picture", (".jpg", ".jpeg"), "PIL", "pillow", True)
 FORMATS = (
     NIFTI,
     Format("NRRD scan", (".nrrd", ".nhdr"), "itk", "itk"),
     Format("MetaImage scan", (".mha", ".mhd"), "itk", "itk"),
     Format("PNG picture", (".png",), "PIL", "pillow", True),
-    Format("JPEG picture", (".jpg", ".jpeg"), "PIL", "pillow", True),
+    JPEG,
     Format("TIFF picture", (".tif", ".tiff"), "PIL", "pillow", True),
 )
 
@@ -168,7 +166,7 @@ class ScanReader(ImageReader):
         """MONAI's reader of a file's format."""
         if format_of(name) is NIFTI:
             return NibabelReader()
-        return PILReader(converter=self._converted) if _is_photograph(name) else ITKReader()
+        return PILReader(converter=self._converted) if is_photograph(name) else ITKReader()
 
     def _converted(self, image: Any) -> Any:
         """A Pillow image in gray or in colours."""
@@ -186,7 +184,7 @@ class ScanReader(ImageReader):
         return image.convert("RGB" if self.channels == 3 and image.mode not in ("1", "LA", "La") else "L")
 
 
-def _is_photograph(path: Any) -> bool:
+def is_photograph(path: Any) -> bool:
     return getattr(format_of(path), "is_photograph", False)
 
 
@@ -270,83 +268,24 @@ def header_problem(image: torch.Tensor) -> str | None:
         )
     if scan is None:
         return None
-    read = file_affine(image.meta, affine)
-    apart = np.linalg.norm(_corners(scan.shape, affine) - _corners(scan.shape, read), axis=1).max()
-    if apart <= 0.1 * min(sizes):
+    off = apart(scan.shape, affine, file_affine(image.meta, affine))
+    if off <= 0.1 * min(sizes):
         return None
     # MONAI takes the qform for a sform that does not fit the voxel sizes that the header lists.
     return (
-        f"its sform and the qform that MONAI reads put voxels up to {apart:.3g} mm apart, so its place in the scanner "
+        f"its sform and the qform that MONAI reads put voxels up to {off:.3g} mm apart, so its place in the scanner "
         "is not known: correct the file's header, in nibabel by `scan.set_qform(scan.affine)` if the sform is right"
     )
 
 
-def _corners(shape: Sequence[int], affine: np.ndarray) -> np.ndarray:
+def apart(shape: Sequence[int], first: np.ndarray, second: np.ndarray) -> float:
+    """How far apart two affines put a voxel of a shape, at most."""
+    return float(np.linalg.norm(corners(shape, first) - corners(shape, second), axis=1).max())
+
+
+def corners(shape: Sequence[int], affine: np.ndarray) -> np.ndarray:
     """Where an affine puts the corner voxels of a shape ``(8, 3)``, in mm."""
     return nib.affines.apply_affine(affine, [*product(*([0, size - 1] for size in (*shape[:3], 1, 1)[:3]))])
-
-
-def load_label(path: str | Path, scan: torch.Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """A label map from a file of any format of this module, checked as a scan is.
-
-    Args:
-        path: the file.
-        scan: an image or map ``(C, *spatial)`` of the labelled scan, for its file's shape and affine. Photographs have
-            no place in mm, so a label map is stretched over a photograph, with a warning.
-
-    Returns:
-        its voxels ``(C, x, y, z)`` and their affine ``(4, 4)`` to scanner mm.
-
-    Raises:
-        AdviceError: when its header gives its voxels no place, or it has another aspect than its photograph.
-    """
-    label = load_image(image_only=True, ensure_channel_first=True, dtype=None)(path)
-    if problem := header_problem(label):
-        raise AdviceError(problem)
-    values, affine = label.numpy(), to_affine_nd(3, affine_in_mm(label))
-    values = values.reshape(len(values), *[*values.shape[1:], 1, 1][:3])
-    if isinstance(scan, MetaTensor) and MetaKeys.SPATIAL_SHAPE in scan.meta:
-        affine = _placed(str(path), values.shape[1:], affine, scan)
-    return values, affine
-
-
-def _placed(path: str, shape: tuple[int, ...], affine: np.ndarray, scan: MetaTensor) -> np.ndarray:
-    """The affine of a label map ``(x, y, z)`` on its scan."""
-    own, file = file_affine(scan.meta, np.eye(4)), case_name(scan)
-    whole = tuple([*np.asarray(scan.meta[MetaKeys.SPATIAL_SHAPE]).astype(int).tolist(), 1, 1][:3])
-    if _is_photograph(path) or _is_photograph(file):
-        return own @ _stretched(path, shape, whole)
-    # Its axes may be turned, so each corner is compared with the nearest one.
-    apart = distance.cdist(_corners(whole, own), _corners(whole, affine)).min(axis=0).max()
-    if shape == whole and apart > 0.1 * min(nib.affines.voxel_sizes(own)):
-        warnings.warn(
-            f"the label map {path} has the shape of its scan {file} and another affine, {affine.round(3).tolist()} "
-            f"instead of {own.round(3).tolist()}: its corners are up to {apart:.3g} mm from the scan's. Correct its "
-            "header if a tool has dropped the affine",
-            stacklevel=2,
-        )
-    return affine
-
-
-def _stretched(path: str, shape: tuple[int, ...], whole: tuple[int, ...]) -> np.ndarray:
-    """The voxels ``(4, 4)`` of a picture of shape ``whole`` under those of its label map."""
-    sizes = [" x ".join(map(str, each[: 2 if each[2] == 1 else 3])) for each in (shape, whole)]
-    across, down, through = scale = np.divide(whole, shape)
-    # Both have whole numbers of pixels.
-    if through != 1 or abs(across / down - 1) > 1 / min(*shape[:2], *whole[:2]):
-        raise AdviceError(f"it has {sizes[0]} pixels, its scan {sizes[1]}, another aspect: save it at the scan's size")
-    if shape != whole:
-        warnings.warn(f"the label map {path} of {sizes[0]} pixels is stretched to its scan's {sizes[1]}", stacklevel=2)
-    return np.diag([*scale, 1.0]) + np.pad((scale - 1)[:, None] / 2, ((0, 1), (3, 0)))
-
-
-def on_grid(values: np.ndarray, affine: np.ndarray, shape: Sequence[int], grid: np.ndarray) -> np.ndarray:
-    """A label map ``(x, y, z)``, nearest neighbour, at the voxels of a grid of 2 or 3 axes; 0 outside of it."""
-    to_label = np.linalg.inv(affine) @ to_affine_nd(3, grid)
-    if len(shape) == 2 and values.shape[2] == 1:  # one plane
-        to_label[2] = 0
-    how: dict[str, Any] = {"output_shape": (*shape, 1)[:3], "order": 0, "mode": "grid-constant"}
-    return ndimage.affine_transform(values, to_label, **how).reshape(shape)
 
 
 # Writing. -------------------------------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ from monai.data import MetaTensor
 from monai.transforms import MapTransform
 from monai.utils import CommonKeys
 
-from monai_saliency.cases import affine_in_mm
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
-from monai_saliency.storage.files import load_label, on_grid
+from monai_saliency.storage.label_maps import load_label, on_image
 from monai_saliency.utils.tensors import check_labels
 
 __all__ = ["LoadRegionsd"]
@@ -85,7 +84,7 @@ class LoadRegionsd(MapTransform):
         if len(values) != 1:
             raise ValueError(f"it has {len(values)} channels, 1 is expected: number the regions in one map")
         check_labels(torch.as_tensor(values))
-        found = on_grid(values[0], affine, image.shape[1:], affine_in_mm(image))
+        found = on_image(values[0], affine, image)
         if values.any() and not found.any():
             raise AdviceError(
                 f"none of its labels lies on the preprocessed scan: correct its affine {affine.round(3).tolist()}"

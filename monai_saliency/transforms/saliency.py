@@ -15,7 +15,7 @@ from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple
 from monai_saliency.cases import Case, case_name, image_file
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.utils.arguments import callable_network, torch_device
-from monai_saliency.utils.tensors import plain, with_meta_of
+from monai_saliency.utils.tensors import with_meta_of
 
 __all__ = ["Saliency", "Saliencyd"]
 
@@ -84,7 +84,7 @@ class Saliency(Transform, RandomizableTrait):
             (:attr:`~monai_saliency.Explanation.standard_error`); None where there is none, or it is not asked for.
         """
         image = convert_to_tensor(img, track_meta=True)
-        batch = plain(image)[None]
+        batch = image[None]
         batch = batch if self.device is None else batch.to(self.device)
         others = {name: convert_to_tensor(value, device=batch.device)[None] for name, value in (held or {}).items()}
         inputs = self.inferer.inputs.join(batch, others)

@@ -13,8 +13,18 @@ import numpy as np
 import pytest
 import torch
 from helpers.scans import LPS, damage, write_scan
-from monai.data import MetaTensor
-from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, Resized
+from monai.data import MetaTensor, list_data_collate
+from monai.transforms import (
+    Compose,
+    EnsureChannelFirstd,
+    Flipd,
+    LoadImaged,
+    Orientationd,
+    Resized,
+    SqueezeDimd,
+    ToTensord,
+    Transposed,
+)
 from PIL import Image
 
 import monai_saliency as ms
@@ -23,9 +33,10 @@ from monai_saliency.data import CachedDataset, CohortLoader
 from monai_saliency.errors import AdviceError, CaseError, root_cause
 from monai_saliency.handlers.summary import summarize
 from monai_saliency.handlers.trust import label_on_grid
-from monai_saliency.storage.files import load_label, scan_loader
+from monai_saliency.storage.files import scan_loader
+from monai_saliency.storage.label_maps import load_label
 from monai_saliency.storage.tables import Failures
-from monai_saliency.transforms import CheckScand, LoadRegionsd, SaveSaliencyd
+from monai_saliency.transforms import CheckScand, LoadRegionsd, Saliencyd, SaveSaliencyd
 from monai_saliency.transforms.writers import region_rows
 
 pytestmark = pytest.mark.filterwarnings("default:the label map")  # one of our own, which are errors in tests
@@ -146,6 +157,45 @@ def test_another_affine_under_the_scans_shape_is_reported(tmp_path: Path) -> Non
             load_label(tmp_path / name, image)
 
 
+def test_labels_that_the_user_loads_move_with_the_image(tmp_path: Path) -> None:
+    both, item = ["image", "label"], a_case(tmp_path)
+    right = nib.load(item["image"]).get_fdata()[BOX].sum()
+    load, saliency = (
+        [LoadImaged(both), EnsureChannelFirstd(both)],
+        Saliencyd("image", total, EXPLAIN, "map", None, "label"),
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the label map")
+        good = Compose([*load, Flipd(both, 0)])(item)
+        np.testing.assert_allclose(saliency(good)["map"].max(), right, rtol=1e-5)
+    bad = Compose([*load, Flipd("image", 0)])(item)
+    words = r"its affine .* puts voxels up to 10.5 mm from those of .*: give the label's key to each step"
+    with pytest.raises(CaseError, match=f"label.nii cannot be used: {words}"):
+        saliency(bad)
+    batch = list_data_collate([good, bad])["image"]
+    with pytest.raises(CaseError, match=f"case second: .*{words}"):
+        EXPLAIN.explain(batch, total, cases=[Case("first", labels=good["label"]), Case("second", labels=bad["label"])])
+    with pytest.raises(AdviceError, match=words):
+        label_on_grid(bad, "image")()
+    # A tool has dropped the label's affine: voxel by voxel it lies right, unless the affines decide on a step.
+    item |= {"label": a_label(tmp_path / "dropped.nii", np.eye(4))}
+    with pytest.warns(UserWarning, match=r"dropped.nii: its affine .*It is used voxel by voxel; correct its header"):
+        np.testing.assert_allclose(saliency(Compose(load)(item))["map"].max(), right, rtol=1e-5)
+    with pytest.raises(CaseError, match=r"dropped.nii cannot be used: its affine"):
+        saliency(Compose([*load, Orientationd(both, "RAS", labels=None)])(item))
+
+
+def test_an_image_whose_place_is_lost(tmp_path: Path) -> None:
+    item = a_case(tmp_path)
+    with pytest.raises(CaseError, match=r"the preprocessed image has no affine: keep its meta data \(track_meta\)"):
+        loaded(item, ToTensord("image", track_meta=False), LoadRegionsd())
+    with pytest.raises(CaseError, match=r"axes \(8, 6, 5\) were swapped to \(5, 6, 8\) and its affine was not"):
+        loaded(item, Transposed("image", (0, 3, 2, 1)), Flipd("image", 0), LoadRegionsd())
+    item["image"] = str(write_scan(tmp_path / "plane.nii", (8, 6, 1), LPS))
+    with pytest.raises(CaseError, match="it is a volume, and of the image, a plane, it is not known which"):
+        loaded(item, SqueezeDimd("image", -1), LoadRegionsd())
+
+
 @pytest.mark.parametrize(
     ("shape", "kind", "words"),
     [
@@ -198,6 +248,16 @@ def test_a_mask_of_another_size_covers_the_same_part_of_a_photograph(factor: flo
     # And under a network that sees the picture in another size.
     small = loaded(item, Resized("image", (24, 32)), LoadRegionsd())["regions"][0].numpy()
     np.testing.assert_array_equal(small.T, whole[1::2, 1::2])
+
+
+def test_a_mask_that_jpeg_has_changed_is_refused(tmp_path: Path) -> None:
+    mask = np.kron(np.eye(2, dtype=np.uint8), np.full((32, 24), 255, np.uint8))
+    item = a_photograph(tmp_path, mask) | {"label": str(tmp_path / "mask.jpg")}
+    Image.fromarray(mask).save(item["label"], quality=95)  # each block of 8 x 8 pixels is of one value
+    assert loaded(item, LoadRegionsd())["regions"].unique().tolist() == [0, 255]
+    Image.fromarray(np.roll(mask, 3, 0)).save(item["label"], quality=95)
+    with pytest.raises(CaseError, match=r"mask.jpg cannot be used: it holds \d+ labels, of which some are made"):
+        loaded(item, LoadRegionsd())
 
 
 def test_a_mask_of_another_aspect_is_refused(tmp_path: Path) -> None:
