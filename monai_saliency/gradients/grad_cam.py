@@ -50,7 +50,8 @@ class GradCAM(GradientMethod):
         target_layer: a layer by its name in ``network.named_modules()``, such as ``"class_layers.relu"``. None: the
             last one of those whose output is coarsest, but has more than one voxel. That is the layer before the
             pooling of a classifier, and the bottom of a U-Net. With a class token it is the last one whose other tokens
-            have a part in the score. It is named in the log.
+            have a part in the score. It is named in the log. Of a layer that runs several times in a call, such as a
+            ReLU that blocks share, the coarsest output is read, and of equally coarse ones the last.
 
     Example::
 
