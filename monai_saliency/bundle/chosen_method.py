@@ -20,7 +20,7 @@ from monai_saliency import methods
 from monai_saliency.bundle.config import BundleConfig, calling_parser
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.transforms.writers import writer_settings
-from monai_saliency.utils.patch_grid import sliding_inferer
+from monai_saliency.utils.arguments import sliding_inferer
 
 __all__ = [
     "AUTO",

@@ -136,7 +136,8 @@ def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int, chan
     scans = [_Found((path,), None, channels) for path in files if _is_scan(path, spatial_dims)]
     # Radiographs in DICOM are not volumes.
     others = [path for path in files if format_of(path) is None] if spatial_dims == 3 else []
-    return scans + [_Found(slices, None, channels, series_id(uid)) for uid, slices in group_series(others).items()]
+    series = group_series(others) if others else {}
+    return scans + [_Found(slices, None, channels, series_id(uid)) for uid, slices in series.items()]
 
 
 def _series_of(listed: _Found) -> list[_Found]:

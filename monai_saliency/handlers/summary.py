@@ -22,7 +22,7 @@ from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.runtime import plain_network, runtime_settings
 from monai_saliency.storage.dicom import is_dicom, series_files
-from monai_saliency.storage.files import atomic_path, locked
+from monai_saliency.storage.files import atomic_path, format_of, locked
 from monai_saliency.storage.key import fingerprint, input_files
 from monai_saliency.storage.label_maps import load_label
 from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
@@ -227,7 +227,7 @@ def _warn(table: Summary, cases: Sequence[str], words: str) -> None:
 def scan_mark(file: str | None) -> str:
     """Hash the content of a scan's files, any slice of a DICOM series standing for all; empty without such a file."""
     files: Any = file
-    if file and is_dicom(file):
+    if file and format_of(file) is None and is_dicom(file):
         with suppress(OptionalImportError):  # a bundle may read it with another package
             files = [*map(str, series_files(file))]
     contents = sorted(content for _, content in input_files(files, checksum=True))

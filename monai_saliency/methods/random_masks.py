@@ -20,8 +20,7 @@ from monai_saliency.masks.grid import GridMasks, SobolMasks
 from monai_saliency.masks.rise import MCRISEMasks, RandomGridMasks, RISEMasks
 from monai_saliency.masks.until import UntilMasks
 from monai_saliency.targets import Target
-from monai_saliency.utils.arguments import flag, whole_number
-from monai_saliency.utils.patch_grid import sliding_inferer
+from monai_saliency.utils.arguments import flag, sliding_inferer, whole_number
 
 __all__ = ["rise", "focused_rise", "random_grid", "mc_rise", "drise", "hsic", "sobol"]
 

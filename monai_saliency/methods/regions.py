@@ -20,8 +20,7 @@ from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods.random_masks import most_masks
 from monai_saliency.targets import Target
-from monai_saliency.utils.arguments import flag, whole_number
-from monai_saliency.utils.patch_grid import sliding_inferer
+from monai_saliency.utils.arguments import flag, sliding_inferer, whole_number
 
 __all__ = ["region_occlusion", "channel_occlusion", "shapley"]
 

@@ -24,8 +24,7 @@ from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, PatchWindowMasks, SlidingWindowMasks
 from monai_saliency.targets import Target
-from monai_saliency.utils.arguments import flag
-from monai_saliency.utils.patch_grid import sliding_inferer
+from monai_saliency.utils.arguments import flag, sliding_inferer
 
 __all__ = [
     "sliding_window",

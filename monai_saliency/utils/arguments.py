@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from monai.inferers import SlidingWindowInferer
 from monai.utils import OptionalImportError
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "positive_numbers",
     "probability",
     "require",
+    "sliding_inferer",
     "torch_device",
     "voxels_of_mm",
     "whole_number",
@@ -139,6 +141,11 @@ def instance(
         return value
     is_plain = value is None or isinstance(value, (str, bool, int, float))
     raise ValueError(f"`{name}` must be {words}, got {repr(value) if is_plain else f'a {type(value).__name__}'}")
+
+
+def sliding_inferer(inferer: Any) -> SlidingWindowInferer | None:
+    """An inferer that cuts patches; None for any other, such as a wrapper around one."""
+    return inferer if isinstance(inferer, SlidingWindowInferer) else None
 
 
 def callable_network(network: Any) -> Any:

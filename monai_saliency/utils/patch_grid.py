@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 from monai.data.utils import dense_patch_slices
@@ -14,12 +13,7 @@ from monai.utils import ensure_tuple_rep, fall_back_tuple
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.monai_private import scan_interval
 
-__all__ = ["PatchGrid", "sliding_inferer"]
-
-
-def sliding_inferer(inferer: Any) -> SlidingWindowInferer | None:
-    """An inferer that cuts patches; None for any other, such as a wrapper around one."""
-    return inferer if isinstance(inferer, SlidingWindowInferer) else None
+__all__ = ["PatchGrid"]
 
 
 class PatchGrid:
