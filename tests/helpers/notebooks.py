@@ -34,4 +34,5 @@ def run_notebook(name: str, folder: Path, run_from: str = "tutorials", cells: in
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)
+        patch.setenv("OMP_NUM_THREADS", "1")  # two run side by side, and threads of both would wait for each other
         client.execute()
