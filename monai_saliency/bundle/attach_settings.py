@@ -13,7 +13,7 @@ from monai.transforms import Compose
 from monai_saliency.bundle.chosen_method import AUTO, MethodChoice
 from monai_saliency.bundle.replay import own_inferer
 from monai_saliency.distributed.base import Engine as SharingEngine
-from monai_saliency.fills.constant import fill_in_unit
+from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.handlers.trust import Trust
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.runtime import accelerated, check_runtime

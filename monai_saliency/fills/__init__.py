@@ -2,10 +2,16 @@
 
 A fill is any function that takes images ``(B, C, *spatial)`` in the network's input space and returns a tensor of the
 same shape. It is called once per case. A fill that also needs the case's file or labels is a :class:`CaseFill`.
+
+A fill that depends on the mask also has a method ``of(image, masks)``: from the image ``(1, C, *spatial)`` and masks
+``(n, 1 or C, *spatial)``, 1 where the image is kept, it makes the fill of each mask, ``(n, C, *spatial)``, on the
+image's device. It is called for each batch of masks. Called as a function, such a fill returns what replaces the image
+where everything is hidden.
 """
 
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
-from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill, fill_in_unit
+from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
+from monai_saliency.fills.named import fill_in_unit
 
 __all__ = ["BlurFill", "CaseFill", "ConstantFill", "MeanFill", "ScanUnitFill", "fill_in_unit"]

@@ -14,10 +14,10 @@ from monai.transforms.utils_pytorch_numpy_unification import percentile
 from monai_saliency.cases import Case
 from monai_saliency.errors import AdviceError, root_cause
 from monai_saliency.fills.base import CaseFill
-from monai_saliency.utils.arguments import check_option, finite_numbers
+from monai_saliency.utils.arguments import finite_numbers
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["ConstantFill", "MeanFill", "ScanUnitFill", "fill_in_unit"]
+__all__ = ["ConstantFill", "MeanFill", "ScanUnitFill"]
 
 _INSTEAD = "give the fill in the network's input space (ConstantFill)"
 
@@ -258,40 +258,3 @@ def _same(image: torch.Tensor, explained: torch.Tensor, tolerance: float) -> boo
     one, other = plain(image).double(), plain(explained).double()
     atol = tolerance * float(other.abs().nanmean())
     return one.shape == other.shape and torch.allclose(one, other, tolerance, atol, equal_nan=True)
-
-
-def fill_in_unit(
-    fill: Any,
-    unit: str = "network",
-    transform: Callable[[Any], Any] | None = None,
-    key: Hashable = "image",
-    id: str = "fill",
-) -> Any:
-    """A fill as a config gives it: a number with its unit, or a fill.
-
-    Args:
-        fill: a number, or one per channel; a fill is taken as it is.
-        unit: ``"network"`` for the network's input space, ``"scan"`` for the file's own units (such as HU).
-        transform: the preprocessing, needed for ``"scan"``.
-        key: where the items of ``transform`` hold the image.
-        id: the name of the fill in errors; the unit is ``<id>_unit``.
-
-    Raises:
-        ValueError: when the unit is another one, or does not suit the fill.
-
-    Example::
-
-        >>> import torch
-        >>> fill_in_unit(0.5)(torch.ones(1, 1, 1, 2)).tolist()
-        [[[[0.5, 0.5]]]]
-    """
-    check_option(f"{id}_unit", unit, ["network", "scan"])
-    if isinstance(fill, CaseFill) or callable(fill):
-        if unit == "scan":
-            raise ValueError(f"`{id}_unit` scan needs a `{id}` that is a number, got a {type(fill).__name__}")
-        return fill
-    if unit == "network":
-        return ConstantFill(fill)
-    if transform is None:
-        raise ValueError(f"`{id}_unit` scan needs the bundle's preprocessing, which its loader hides")
-    return ScanUnitFill(fill, transform, key)

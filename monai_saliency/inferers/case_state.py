@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -44,10 +44,12 @@ class CaseState:
         target: Target,
         estimator: Estimator,
         stored: CaseScores | None = None,
+        fill_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.case = case
         self.masks = masks
-        self.fill = fill
+        self.fill = fill  # where the fill depends on the mask: of a mask that hides everything
+        self.fill_of = fill_of
         self.held = held
         self.stored = stored
         self.one_by_one = False
@@ -100,8 +102,19 @@ class CaseState:
         if start < stop:
             ids = self.masks_of(start, stop)
             # Foreign masks need not know boxes.
-            masks = self.masks.render(ids) if box is None else self.masks.render(ids, box=box)
-            self.masks.perturb(image, fill, masks.to(out.dtype), self.is_finite, out, box)
+            masks = (self.masks.render(ids) if box is None else self.masks.render(ids, box=box)).to(out.dtype)
+            if self.fill_of is not None:
+                fill = self._fill_of(masks, out.shape)
+            self.masks.perturb(image, fill, masks, self.is_finite, out, box)
+
+    def _fill_of(self, rendered: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """The fill ``(n, C, *spatial)`` of rendered masks of the whole image."""
+        assert self.fill_of is not None
+        fill = self.fill_of(self.case.image[None], self.masks.kept_share(rendered))
+        if fill.shape != shape:
+            given = f"`fill.of` gave shape {tuple(fill.shape)} for {shape[0]} masks of an image of {tuple(shape[1:])}"
+            raise CaseError(self.case.name, given)
+        return fill.to(self.case.image)
 
     @cached_property
     def is_finite(self) -> bool:

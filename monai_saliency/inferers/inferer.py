@@ -315,13 +315,15 @@ class PerturbationInferer(Inferer):
         case = replace(case, labels=plain(case.labels))
         try:
             masks = self.masks.bind(case.image, labels=case.labels, spacing=case.spacing)
-            fill = (self.fill.bind(case) if isinstance(self.fill, CaseFill) else self.fill)(case.image[None])
+            bound = self.fill.bind(case) if isinstance(self.fill, CaseFill) else self.fill
+            fill = bound(case.image[None])
         except ValueError as error:
             raise CaseError(case.name, str(error)) from error
         if not isinstance(fill, torch.Tensor) or fill[:1].shape != (1, *case.image.shape):
             gave = f"shape {tuple(fill.shape[1:])}" if isinstance(fill, torch.Tensor) else f"a {type(fill).__name__}"
             raise CaseError(case.name, f"`fill` gave {gave} for an image of {tuple(case.image.shape)}")
-        return CaseState(case, masks, fill[0].to(case.image), held, self.target, self.estimator, stored)
+        given = fill[0].to(case.image), held, self.target, self.estimator, stored
+        return CaseState(case, masks, *given, fill_of=getattr(bound, "of", None))
 
 
 def _check_label(case: Case, image: torch.Tensor) -> None:

@@ -48,6 +48,8 @@ def remember(forward: Forward, states: Sequence[CaseState], limits: PatchMemory)
     """Begin to explain by remembered patches: run the unperturbed images and bind their targets."""
     try:
         for state in states:
+            if state.fill_of is not None:
+                raise _NotExact("the fill depends on the whole mask (InpaintFill does)")
             if reason := next(_problems(forward, state.masks, state.case.image), None):
                 raise _NotExact(reason)
         return RememberedPatches(forward, states, limits)

@@ -245,6 +245,10 @@ class BoundMasks(ABC):
         """
         blend(fill, image, rendered, is_finite, out=out)
 
+    def kept_share(self, rendered: Tensor) -> Tensor:
+        """The share of the image that rendered masks keep, ``(n, 1 or C, *spatial)``."""
+        return rendered
+
     def stream(self, ids: Ids) -> Iterator[tuple[slice, Tensor]]:
         """Render many masks, a few at a time: a slice of ``ids``, and the masks with these ids from :meth:`render`.
 

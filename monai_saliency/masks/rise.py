@@ -213,7 +213,7 @@ class MCRISEMasks(RISEMasks):
         p1: as for :class:`~monai_saliency.RISEMasks`.
         seed: as for :class:`~monai_saliency.RISEMasks`.
         more_fills: further fills, each a function of images ``(B, C, *spatial)`` such as ``ConstantFill(1.0)`` or
-            ``BlurFill()``. A fill that needs the case's file can only be fill 0.
+            ``BlurFill()``. A fill that needs the case or the mask can only be fill 0.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.RISEMasks`, or when a
@@ -271,6 +271,9 @@ class _BoundMCRISEMasks(BoundRISEMasks):
         grids = codes["grid"].reshape(-1, *self.grid_shape)
         flat = {"grid": grids, "shift": codes["shift"].repeat(self.channels, axis=0)}
         return super()._render(flat, device).reshape(-1, self.channels, *self.spatial_shape)
+
+    def kept_share(self, rendered: Tensor) -> Tensor:
+        return (1 - (1 - rendered).sum(dim=1, keepdim=True)).clamp(0, 1)
 
     def perturb(
         self, image: Tensor, fill: Tensor, rendered: Tensor, is_finite: bool, out: Tensor, box: Box | None = None

@@ -11,7 +11,7 @@ from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.dependence import HSICScoring, SobolScoring
 from monai_saliency.estimators.regression import RegressionScoring
 from monai_saliency.estimators.rise import DRISEScoring, MCRISEScoring, RISEScoring
-from monai_saliency.fills.constant import fill_in_unit
+from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import IndependentChannelMasks

@@ -8,6 +8,7 @@ from scipy.ndimage import gaussian_filter
 
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
+from monai_saliency.fills.named import fill_in_unit
 
 
 @pytest.mark.parametrize("fill", [ConstantFill([0.5, 2.0]), MeanFill(), BlurFill(1.5)], ids=lambda f: type(f).__name__)
@@ -47,6 +48,16 @@ def test_blur_fill_ignores_autocast() -> None:
     expected = BlurFill(2.0)(images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(BlurFill(2.0)(images), expected)
+
+
+def test_words_for_fills() -> None:
+    images = torch.rand(1, 2, 5, 6)
+    for word, fill in {"mean": MeanFill(), "blur": BlurFill()}.items():
+        assert torch.equal(fill_in_unit(word)(images), fill(images))
+    with pytest.raises(ValueError, match=r"`saliency_fill` must be one of \['blur', 'mean'\], got 'blurr'"):
+        fill_in_unit("blurr", id="saliency_fill")
+    with pytest.raises(ValueError, match="`fill_unit` scan needs a `fill` that is a number, got a MeanFill"):
+        fill_in_unit("mean", "scan")
 
 
 def test_errors() -> None:

@@ -82,6 +82,17 @@ def tiny_unet_case(dims: int) -> tuple[UNet, torch.Tensor]:
     return unet(dims), images(1, 1, *((20, 14), (12, 14, 10))[dims - 2])
 
 
+class Seen:
+    """A fill that depends on the mask: how much of the image each mask keeps, plus the image's first voxel."""
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        return self.of(images, torch.zeros_like(images[:, :1]))
+
+    def of(self, image: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+        assert (len(image), *masks.shape[1:]) == (1, 1, *image.shape[2:])
+        return (masks.flatten(1).mean(dim=1) + image.flatten()[0]).reshape(-1, *[1] * (image.ndim - 1)) + 0 * image
+
+
 SHAPES = [(13, 10), (7, 9, 6)]
 METHODS: list[Callable[..., PerturbationInferer]] = [
     lambda **settings: rise(17, 3, 0.5, seed=2, **settings),
@@ -102,14 +113,15 @@ class TestWhatTheNetworkSees:
 
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize("masks", [RISEMasks(11, 3, seed=5), SlidingWindowMasks(4, 3)])
-    @pytest.mark.parametrize("fill", [None, ConstantFill([0.5, -2.0]), BlurFill(1.5)])
+    @pytest.mark.parametrize("fill", [None, ConstantFill([0.5, -2.0]), BlurFill(1.5), Seen()])
     def test_law_1_perturbed_images(self, shape: tuple[int, ...], masks: Any, fill: Any) -> None:
         image = images(1, 2, *shape, dtype=torch.float64)
         network = Recorder(Classifier(len(shape), 2).double().eval())
         PerturbationInferer(masks, LOGIT, RISEScoring(), fill=fill, mask_batch_size=4)(image, network)
         bound = masks.bind(image[0])
         mask = bound.render(range(len(bound)))
-        expected = mask * image + (1 - mask) * (fill(image) if fill else 0)
+        filled = fill.of(image, mask) if isinstance(fill, Seen) else fill(image) if fill else 0
+        expected = mask * image + (1 - mask) * filled
         seen = network.rows(len(bound) + 1)
         assert torch.equal(seen[0], image[0])
         torch.testing.assert_close(seen[1:], expected, rtol=0, atol=1e-12)
@@ -389,6 +401,20 @@ class TestErrors:
             rise(4, target=LOGIT, fill=lambda x: x[..., :4]).explain(
                 images(1, 1, 9, 8), Classifier(), cases=[Case("ct_2")]
             )
+        wrong = Seen()
+        wrong.of = lambda image, masks: image  # type: ignore[method-assign]
+        with pytest.raises(
+            CaseError, match=r"`fill.of` gave shape \(1, 1, 9, 8\) for 4 masks of an image of \(1, 9, 8\)"
+        ):
+            rise(4, target=LOGIT, fill=wrong, mask_batch_size=5)(images(1, 1, 9, 8), Classifier())
+
+
+def test_patches_are_not_remembered_under_a_fill_that_depends_on_the_mask(caplog: pytest.LogCaptureFixture) -> None:
+    network, image = tiny_unet_case(2)
+    explain = sliding_window(5, target=RegionScore(1, "softmax"), fill=Seen(), inferer=SlidingWindowInferer(8, 4))
+    found = explain(image, network)
+    assert "whole images: the fill depends on the whole mask" in caplog.text
+    torch.testing.assert_close(found, explain.replace(patch_memory=False)(image, network))
 
 
 @pytest.mark.parametrize("kind", ["script", "frozen", "trace"])

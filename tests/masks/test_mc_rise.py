@@ -55,11 +55,15 @@ class TestMasks:
             ms.IndependentChannelMasks(ms.MCRISEMasks(5, ONES)).bind(torch.zeros(2, 8, 8))
 
 
-def perturbed(masks: ms.MCRISEMasks, image: torch.Tensor, fill: torch.Tensor) -> tuple[torch.Tensor, BoundMasks]:
+def perturbed(
+    masks: ms.MCRISEMasks, image: torch.Tensor, fill: torch.Tensor, fill_of: Any = None
+) -> tuple[torch.Tensor, BoundMasks]:
     """All perturbed images of a case, as the loop makes them."""
     bound = masks.bind(image)
     case = ms.Case("ct_7", image)
-    state = CaseState(case, bound, fill, image[:0], ms.ClassScore([0], "none"), ms.MCRISEScoring(masks.p1))
+    state = CaseState(
+        case, bound, fill, image[:0], ms.ClassScore([0], "none"), ms.MCRISEScoring(masks.p1), None, fill_of
+    )
     out = image.new_empty(len(bound), *image.shape)
     state.perturb(1, len(bound) + 1, out)
     return out, bound
@@ -71,6 +75,8 @@ class TestPerturbedImages:
         image = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         masks = ms.MCRISEMasks(7, [ms.ConstantFill(2.0), ms.BlurFill(1.0)], 3, 0.4, seed=1)
         found, bound = perturbed(masks, image, torch.full_like(image, -5.0))
+        # A fill that depends on the mask sees what all fills together leave of the image.
+        seen, _ = perturbed(masks, image, torch.full_like(image, -5.0), lambda x, kept: kept * 2 - 5 + 0 * x)
         each = [torch.full_like(image, -5.0), torch.full_like(image, 2.0), ms.BlurFill(1.0)(image[None])[0]]
         rendered = bound.render(range(7))
         for i, place in itertools.product(range(7), itertools.product(*map(range, shape))):
@@ -78,6 +84,8 @@ class TestPerturbedImages:
             expected = (1 - sum(hidden)) * float(image[place])
             expected += sum(h * float(fill[place]) for h, fill in zip(hidden, each, strict=True))
             assert float(found[(i, *place)]) == pytest.approx(expected, abs=1e-12)
+            expected += hidden[0] * 2 * (1 - sum(hidden))
+            assert float(seen[(i, *place)]) == pytest.approx(expected, abs=1e-12)
 
     def test_a_fill_that_is_not_finite_counts_where_it_replaces_something(self) -> None:
         image = torch.ones(1, 12, 12)

@@ -1,0 +1,58 @@
+"""The fill that a config or a flag names: a number with its unit, a word, or a fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from monai_saliency.fills.base import CaseFill
+from monai_saliency.fills.blur import BlurFill
+from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
+from monai_saliency.utils.arguments import check_option
+
+__all__ = ["fill_in_unit"]
+
+_WORDS: dict[str, type] = {"blur": BlurFill, "mean": MeanFill}
+
+
+def fill_in_unit(
+    fill: Any,
+    unit: str = "network",
+    transform: Callable[[Any], Any] | None = None,
+    key: Hashable = "image",
+    id: str = "fill",
+) -> Any:
+    """Make the fill that a config or a flag names.
+
+    Args:
+        fill: a number, or one per channel; a word, ``"mean"`` or ``"blur"``, for a fill with its default settings; or
+            a fill, which is returned unchanged.
+        unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own units (such as
+            HU).
+        transform: the preprocessing, needed for ``"scan"``.
+        key: where the items of ``transform`` hold the image.
+        id: the name of the fill in errors; the unit is ``<id>_unit``.
+
+    Raises:
+        ValueError: for another word or unit, or when the unit does not suit the fill.
+
+    Example::
+
+        >>> import torch
+        >>> fill_in_unit(0.5)(torch.ones(1, 1, 1, 2)).tolist()
+        [[[[0.5, 0.5]]]]
+        >>> fill_in_unit("mean")(torch.tensor([[[[1.0, 3.0]]]])).tolist()
+        [[[[2.0, 2.0]]]]
+    """
+    check_option(f"{id}_unit", unit, ["network", "scan"])
+    if isinstance(fill, str):
+        fill = check_option(id, fill, _WORDS)()
+    if isinstance(fill, CaseFill) or callable(fill):
+        if unit == "scan":
+            raise ValueError(f"`{id}_unit` scan needs a `{id}` that is a number, got a {type(fill).__name__}")
+        return fill
+    if unit == "network":
+        return ConstantFill(fill)
+    if transform is None:
+        raise ValueError(f"`{id}_unit` scan needs the bundle's preprocessing, which its loader hides")
+    return ScanUnitFill(fill, transform, key)
