@@ -5,10 +5,10 @@
     PYTHONPATH=OTHER_CHECKOUT python tests/benchmarks/generalise.py --methods default --label _then --json then.json
     python tests/benchmarks/generalise.py --show now.json then.json
 
-Tasks: ``generalise_tasks.py``; the first five were ``unlike_the_demo.py``. Methods are chosen on one half of the images
+Tasks: ``generalise_tasks.py``; the first six were ``unlike_the_demo.py``. Methods are chosen on one half of the images
 that a network gets right, and the table is of the other. AUPRC is the average precision of the map as a detector of the
-evidence, ``inside`` the share of peaks in it, ``mass`` its share of the positive values; insertion and deletion are areas
-in shares of the score, zeros being the fill. Networks with an accuracy below 0.9 are left out.
+evidence, ``inside`` the share of peaks in it, ``mass`` its share of the positive values; insertion and deletion are
+areas in shares of the score, zeros being the fill. Networks with an accuracy below 0.9 are left out.
 """
 
 from __future__ import annotations
