@@ -22,10 +22,10 @@ from record import add_options, keep, light, markdown, now
 import monai_saliency as ms
 
 
-def methods(size: int, dims: int, batch_size: int, num_masks: int) -> dict[str, ms.PerturbationInferer]:
+def methods(size: int, dims: int, batch_size: int, num_masks: int, **more: Any) -> dict[str, ms.PerturbationInferer]:
     """Windows, RISE with the cheapest fill and with the dearest, and the bundle's method."""
     window = size // round((num_masks + 1) ** (1 / dims))
-    given: dict[str, Any] = {"target": ms.ClassScore([1], activation="softmax"), "mask_batch_size": batch_size}
+    given = {"target": ms.ClassScore([1], activation="softmax"), "mask_batch_size": batch_size} | more
     return {
         "windows": ms.sliding_window(window_size=window, stride=window, **given),
         "rise": ms.rise(num_masks, seed=0, **given),
@@ -58,15 +58,17 @@ def made(kind: str, dims: int, size: int) -> tuple[torch.nn.Module, torch.Tensor
 class Timed(torch.nn.Module):
     """A network that notes the sizes of its batches, and on a CPU times a bare forward after each."""
 
-    def __init__(self, network: torch.nn.Module, batch: torch.Tensor) -> None:
+    def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
-        self.network, self.batch = network, batch
+        self.network, self.batch = network, torch.empty(0)
         self.sizes: list[int] = []
         self.seconds: list[float] = []
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.network(batch)
         self.sizes.append(len(batch))
+        if len(self.batch) < len(batch):  # the largest one, of which bare forwards are made later
+            self.batch = batch.clone()
         if not batch.is_cuda:
             self.seconds.append(self.bare([batch]))
         return found
@@ -85,7 +87,7 @@ def measure(
     network: torch.nn.Module, image: torch.Tensor, explain: ms.PerturbationInferer, rounds: int
 ) -> tuple[list[float], int]:
     """The ratio of each round, and how many images it runs."""
-    timed = Timed(network, image.repeat(explain.mask_batch_size, *[1] * (image.ndim - 1))).eval()
+    timed = Timed(network).eval()
     explain(image, timed)  # warms up
     ratios = []
     for _ in range(rounds):

@@ -40,13 +40,15 @@ def networks(size: int) -> dict[str, tuple[torch.nn.Module, torch.Tensor]]:
     return {f"{d}D {edge}^{d} small DenseNet": (net, torch.rand(1, 1, *[edge] * d)) for d, edge, net in made}
 
 
-def measure(name: str, network: torch.nn.Module, image: torch.Tensor, masks: int, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    name: str, network: torch.nn.Module, image: torch.Tensor, masks: int, rounds: int, ways: Any = WAYS, batch: int = 16
+) -> list[dict[str, Any]]:
     """A row for each way of running a network."""
-    explain = ms.rise(masks, target=ms.ClassScore([1], "none"), mask_batch_size=16)
-    quick = {way: accelerated(network, **settings) for way, settings in WAYS.items()}
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    explain = ms.rise(masks, target=ms.ClassScore([1], "none"), mask_batch_size=batch)
+    quick = {way: accelerated(network, **settings) for way, settings in ways.items()}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
     maps = {}
-    for _, way in itertools.product(range(rounds + 1), WAYS):
+    for _, way in itertools.product(range(rounds + 1), ways):
         begun = now(str(image.device))
         maps[way] = explain(image, quick[way]).double().cpu().flatten()
         seconds[way].append(now(str(image.device)) - begun)

@@ -38,10 +38,18 @@ def machine(device: str, packages: Sequence[str] = ()) -> dict[str, Any]:
     lines = info.read_text().splitlines() if info.is_file() else []
     known = platform.processor() or platform.machine()
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), known)
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else cpu
     versions = {package: importlib.metadata.version(package) for package in (*_PACKAGES, *packages)}
     used = {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-    return {"device": name, **used, "python": platform.python_version(), **versions}
+    found = gpu() if device.startswith("cuda") else {"device": cpu}
+    return {**found, **used, "python": platform.python_version(), **versions}
+
+
+def gpu() -> dict[str, Any]:
+    """The name of the GPU, its memory, and what drives it."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
+    known = {"GiB": round(torch.cuda.get_device_properties(0).total_memory / 2**30), "driver": driver}
+    return {"device": torch.cuda.get_device_name(), **known, "cuda": torch.version.cuda}
 
 
 def now(device: str) -> float:
@@ -75,7 +83,7 @@ def apart(script: str, *arguments: Any) -> Any:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags ``--json FILE`` and ``--keep [LABEL]``."""
-    parser.add_argument("--json", type=Path, help="write settings, machine and figures to a file")
+    parser.add_argument("--json", "--output", type=Path, help="write settings, machine and figures to a file")
     parser.add_argument(
         "--keep", nargs="?", const="", metavar="LABEL", help=f"the same, to {RESULTS.name}/ beside this"
     )

@@ -157,7 +157,7 @@ def test_window(cohort: Path, folder: str | None, computed: Any) -> None:
     assert computed() == {"d": 1}
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("cache", KINDS)
 def test_tensors_of_a_gpu_come_back_there(cohort: Path, cache: str) -> None:
     on_gpu = preprocessing(EnsureTyped("image", device="cuda"))

@@ -269,7 +269,7 @@ def test_the_overlay(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 class TestCUDA:
     def test_two_threads_on_one_gpu_equal_to_the_bit(self, images: torch.Tensor) -> None:
         network = Network().cuda()

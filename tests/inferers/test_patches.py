@@ -352,7 +352,7 @@ class TestFallback:
         assert re.search(reason, record.getMessage())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 @pytest.mark.parametrize("memory", [True, PatchMemory(20_000, 20_000)])
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_on_a_gpu(memory: PatchMemory | bool, device: str | None) -> None:

@@ -170,7 +170,7 @@ def test_keys_tell_masks_apart() -> None:
     assert len({*keys}) == len(keys)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", FAMILIES)
 def test_law_2_devices_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
