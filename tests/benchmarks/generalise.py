@@ -44,7 +44,7 @@ Row = dict[str, Any]
 Found = tuple[torch.Tensor, float, Row]
 Method = Callable[[Question], Found]
 
-OPEN_MS = Path(__file__).resolve().parents[3] / "shared" / "data" / "open_ms"
+OPEN_MS = Path(os.environ.get("OPEN_MS", Path(__file__).resolve().parents[3] / "shared" / "data" / "open_ms"))
 STEPS = 20
 FIGURES = ("AUPRC", "inside", "mass", "insertion", "deletion", "forwards", "seconds")
 
@@ -141,14 +141,6 @@ METHODS: dict[str, Method] = {
 QUICK = ("default", "regression", "rise_1000", "smoothgrad", "random_weights")
 
 
-def control_maps(question: Question) -> dict[str, torch.Tensor]:
-    """Maps that know nothing of the network, of the first channel."""
-    image = question.image[:, :1]
-    found = controls(image, torch.zeros_like(image))
-    found["dark"] = -found["intensity"]
-    return {f"control_{name}": each[0, 0] for name, each in found.items() if name != "blurred"}
-
-
 def curves(score: Score, saliency: torch.Tensor) -> Row:
     """Insertion and deletion in equal steps, in shares of the score."""
     image = score.question.image
@@ -175,8 +167,11 @@ def explained(question: Question, methods: Iterable[str]) -> Iterator[Row]:
         reference, filled = (float(score(image)) for image in (question.image, torch.zeros_like(question.image)))
     keys = {"task": question.task, "case": question.number, "accuracy": question.accuracy}
     keys |= {"reference": reference, "filled": filled}
-    for name, saliency in control_maps(question).items():
-        yield keys | {"method": name, "forwards": 0, "seconds": 0.0} | figures(score, saliency)
+    first = question.image[:, :1]
+    known = controls(first, torch.zeros_like(first))  # maps that know nothing of the network
+    for name, saliency in {**known, "blurred": -first}.items():
+        given = {"method": f"control_{name}".replace("blurred", "dark"), "forwards": 0, "seconds": 0.0}
+        yield keys | given | figures(score, saliency[0, 0])
     for name in methods:
         begun = now(device)
         try:
@@ -189,65 +184,51 @@ def explained(question: Question, methods: Iterable[str]) -> Iterator[Row]:
 
 
 def measure(unit: str, args: argparse.Namespace) -> list[Row]:
-    """All rows of a task or of a patient."""
+    """All rows of a task or of a patient; none where the network is not accurate."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     rows: list[Row] = []
     for question in questions(unit, args.half, args.num_cases, args.device, args.open_ms):
+        if question.accuracy < (0.4 if unit in PATIENTS else 0.9):
+            print(f"{unit} is left out: accuracy {question.accuracy:.2f}", flush=True)
+            break
         rows += explained(question, args.methods)
-    return [
-        row | {"half": args.half, "method": row["method"] + args.label * (row["method"] in METHODS)} for row in rows
-    ]
-
-
-def accurate(row: Row) -> bool:
-    """0.9; for the patients, whose own raters disagree, a Dice of 0.4."""
-    return row["accuracy"] >= (0.4 if row["task"].startswith("lesions") else 0.9)
+    return [row | {"method": row["method"] + args.label * (row["method"] in METHODS)} for row in rows]
 
 
 def by_task(rows: Iterable[Row]) -> list[Row]:
-    """For each half, task and method the mean of each figure."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
+    """For each task and method the mean of each figure."""
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if "AUPRC" in row:
-            groups.setdefault((row["half"], row["task"], row["method"]), []).append(row)
+            groups.setdefault((row["task"], row["method"]), []).append(row)
     found = []
-    for (half, task, method), each in groups.items():
-        means = {name: float(np.mean([row[name] for row in each])) for name in FIGURES}
-        row = {"half": half, "task": task, "method": method, "cases": len(each)}
-        found.append(row | {"accuracy": float(np.mean([row["accuracy"] for row in each])), **means})
+    for (task, method), each in groups.items():
+        row = {"task": task, "method": method, "cases": len(each)}
+        found.append(row | {name: float(np.mean([row[name] for row in each])) for name in ("accuracy", *FIGURES)})
     return found
 
 
 def tables(rows: list[Row]) -> str:
-    """For each half the mean over tasks for each method, and AUPRC of each task."""
-    parts = []
-    for half in dict.fromkeys(row["half"] for row in rows):
-        means = [row for row in by_task(rows) if row["half"] == half]
-        left_out = sorted({row["task"] for row in means if not accurate(row)})
-        means = [row for row in means if accurate(row)]
-        names, tasks = (list(dict.fromkeys(row[key] for row in means)) for key in ("method", "task"))
-        summary = []
-        for name in names:
-            own = [row for row in means if row["method"] == name]
-            row = {"method": name, "tasks": len(own), "lowest AUPRC": min(row["AUPRC"] for row in own)}
-            summary.append(row | {key: float(np.mean([each[key] for each in own])) for key in FIGURES})
-        cells = {(row["task"], row["method"]): row["AUPRC"] for row in means}
-        known = {row["task"]: {"accuracy": row["accuracy"], "cases": row["cases"]} for row in means}
-        each_task = [{"task": t, **known[t], **{name: cells.get((t, name)) for name in names}} for t in tasks]
-        heads = [f"## {half}: means over tasks", f"## {half}: AUPRC of each task"]
-        note = f"Left out, since the network is not accurate: {', '.join(left_out) or 'none'}."
-        parts += [heads[0], markdown(summary), heads[1], markdown(each_task), note]
-    return "\n\n".join(parts)
+    """The mean over tasks for each method, and AUPRC of each task."""
+    means, summary = by_task(rows), []
+    names = list(dict.fromkeys(row["method"] for row in means))
+    for name in names:
+        own = [row for row in means if row["method"] == name]
+        row = {"method": name, "tasks": len(own), "lowest AUPRC": min(row["AUPRC"] for row in own)}
+        summary.append(row | {key: float(np.mean([each[key] for each in own])) for key in FIGURES})
+    each_task: dict[str, Row] = {}
+    for row in means:
+        known = {key: row[key] for key in ("task", "cases", "accuracy")}
+        each_task.setdefault(row["task"], known | dict.fromkeys(names))[row["method"]] = row["AUPRC"]
+    return "\n\n".join([markdown(summary), "AUPRC of each task:", markdown(list(each_task.values()))])
 
 
 def units(args: argparse.Namespace) -> list[str]:
     """Tasks and patients, the longest first."""
-    lesions = [f"lesions{name}" for name in PATIENTS]
     if not args.open_ms.is_dir():
         print(f"no patients in {args.open_ms}: left out", flush=True)
-        lesions = []
-    known = [*lesions, *sorted(TASKS, key=lambda name: "_3d" not in name)]
+    known = [*(PATIENTS if args.open_ms.is_dir() else ()), *sorted(TASKS, key=lambda name: "_3d" not in name)]
     chosen = ["xor_correlated", "ring", "rod_3d"] if args.quick and not args.tasks else args.tasks or known
     return [unit for unit in known if unit in chosen]
 
@@ -274,14 +255,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--half", choices=("choose", "final"), default="choose")
     parser.add_argument("--num_cases", type=int, help="of each task, 8 by default; half of it for each patient")
-    parser.add_argument("--tasks", nargs="*", choices=[*TASKS, *(f"lesions{name}" for name in PATIENTS)])
+    parser.add_argument("--tasks", nargs="*", choices=[*TASKS, *PATIENTS])
     parser.add_argument("--methods", nargs="*", choices=METHODS)
     parser.add_argument("--label", default="", help="behind the names of methods, such as _then")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with one task at a time")
-    parser.add_argument(
-        "--open_ms", type=Path, default=os.environ.get("OPEN_MS", OPEN_MS), help="where the three patients lie"
-    )
+    parser.add_argument("--open_ms", type=Path, default=OPEN_MS, help="where the three patients lie")
     parser.add_argument("--quick", action="store_true", help="three tasks, three cases of each, five methods")
     parser.add_argument("--show", nargs="*", type=Path, help="files that --json wrote")
     add_options(parser)

@@ -8,6 +8,7 @@ Images are made in batches on the device, 2D of 64 and 3D of 32 voxels along eac
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -306,15 +307,6 @@ class Task:
         return ms.ClassScore([0], "none") if self.kind == "count" else ms.ClassScore([int(wanted)], "softmax")
 
 
-def pair(make: Callable[[], nn.Module], device: str) -> list[nn.Module]:
-    """A network of random weights to be trained, and another one."""
-    found = []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        found.append(make().to(device))
-    return [found[0], found[1].eval()]
-
-
 def dice(found: Tensor, truth: Tensor) -> Tensor:
     return 2 * (found & truth).sum() / (found.sum() + truth.sum()).clamp(min=1)
 
@@ -322,7 +314,9 @@ def dice(found: Tensor, truth: Tensor) -> Tensor:
 def of_task(name: str, half: str, count: int, device: str) -> Iterator[Question]:
     """Questions of a made task."""
     task = TASKS[name]
-    network, untrained = pair(task.network, device)
+    torch.manual_seed(0)
+    network = task.network().to(device)
+    untrained = copy.deepcopy(network).eval()
 
     def loss(step: int) -> Tensor:
         images, _, wanted = task.make(np.random.default_rng(FIRST_TRAINING + step), 48, device)
@@ -366,7 +360,8 @@ for _kind, _pool in (("linear", "vit"), ("multiplicative", "mean"), ("rotated", 
         TASKS[_name] = Task(_made, _network, rate=1e-3 if _pool == "vit" else 5e-3)
 
 
-PATIENTS = ("07", "19", "26")
+#: from the name of a unit of work to the patient's
+PATIENTS = {f"lesions{name}": name for name in ("07", "19", "26")}
 LESION_NETWORK = partial(UNet, 3, 2, 2, (12, 24, 48), (2, 2), num_res_units=1, norm="batch")
 
 
@@ -416,9 +411,11 @@ def batch_of_crops(random: Random, patients: Sequence[tuple[Tensor, Tensor]]) ->
 
 def of_patient(name: str, half: str, count: int, device: str, folder: Path) -> Iterator[Question]:
     """Questions about crops of 64 voxels of the patient that is left out."""
-    patients = {each: patient(folder, each, device) for each in PATIENTS}
+    patients = {each: patient(folder, each, device) for each in PATIENTS.values()}
     images, lesions = patients.pop(name)
-    network, untrained = pair(LESION_NETWORK, device)
+    torch.manual_seed(0)
+    network = LESION_NETWORK().to(device)
+    untrained = copy.deepcopy(network).eval()
 
     def loss(step: int) -> Tensor:
         given, labels = batch_of_crops(np.random.default_rng(step), list(patients.values()))
@@ -452,4 +449,4 @@ def questions(unit: str, half: str, count: int, device: str, folder: Path) -> It
     """Those of a task, or of a patient such as ``"lesions26"``, of whom there are half as many."""
     if unit in TASKS:
         return of_task(unit, half, count, device)
-    return of_patient(unit.removeprefix("lesions"), half, max(1, count // 2), device, folder)
+    return of_patient(PATIENTS[unit], half, max(1, count // 2), device, folder)
