@@ -202,12 +202,15 @@ class MinimalRegionScoring(Estimator):
 
 def _sum_of_hidden(masks: BoundMasks, ids: Ids, weights: Tensor) -> Tensor:
     """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``."""
-    sums = masks.zero_sums(weights)
     weights = weights.to(masks.device, masks.dtype)
+    if (found := masks.hidden_sum(ids, weights)) is not None:
+        return found
+    sums = masks.zero_sums(weights)
     if (boxes := masks.changed_boxes(ids)) is not None:
         for number, box, each in zip(ids, boxes, weights.to(sums), strict=True):
             inside: Any = (..., *box)
-            sums[inside] += each.reshape(-1, *[1] * (sums.ndim - 1)) * (1 - masks.render([number], box=box)[0])
+            hidden = each.reshape(-1, *[1] * (sums.ndim - 1))
+            sums[inside] += hidden if masks.hides_boxes else hidden * (1 - masks.render([number], box=box)[0])
         return sums
     with exact_arithmetic(masks.device):
         for chunk, rendered in masks.stream(ids):

@@ -211,6 +211,17 @@ class BoundMasks(ABC):
         """The box outside of which each mask keeps everything; None, the default, where that may be any voxel."""
         return None
 
+    @property
+    def hides_boxes(self) -> bool:
+        """Whether each mask hides all voxels of its :meth:`changed_boxes`."""
+        return False
+
+    def hidden_sum(self, ids: Ids, weights: Tensor) -> Tensor | None:
+        """``sum_i weights[i, k] * (1 - mask_i)`` for weights ``(n, K)``: ``(K, channels or 1, *spatial)``. None, the
+        default, where masks must be rendered for it.
+        """
+        return None
+
     def render(self, ids: Ids, device: torch.device | str | None = None, box: Box | None = None) -> Tensor:
         """Render n masks in full size, or the part of them inside a box (one slice with start and stop for each spatial
         axis), on :attr:`device` or another one.

@@ -312,6 +312,10 @@ class BoundRegionHierarchyMasks(BoundHierarchicalMasks):
     def changed_boxes(self, ids: Ids) -> list[Box] | None:
         return [self._around(self._tight(part, self._whole) or self._whole) for part in ids]
 
+    @property
+    def hides_boxes(self) -> bool:
+        return False  # a region need not fill its box
+
     def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
         rows = np.zeros((len(ids), 1 + 2 * len(box)), dtype=int)
         for row, part in zip(rows, ids, strict=True):

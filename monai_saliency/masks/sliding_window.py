@@ -17,6 +17,7 @@ from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import instance, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
+from monai_saliency.utils.precision import exact_arithmetic
 from monai_saliency.utils.tensors import to_device
 
 __all__ = ["BoundBoxMasks", "MultiScaleWindowMasks", "PatchWindowMasks", "SlidingWindowMasks", "affordable"]
@@ -35,6 +36,10 @@ class BoundBoxMasks(BoundMasks):
     def changed_boxes(self, ids: Ids) -> list[Box] | None:
         first, stop = self._inside(ids, self._whole)
         return [self._around(tuple(map(slice, *ends))) for ends in zip(first.tolist(), stop.tolist(), strict=True)]
+
+    @property
+    def hides_boxes(self) -> bool:
+        return not self.smooth
 
     def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
         first, stop = self._inside(ids, self._around(box))
@@ -138,6 +143,22 @@ class BoundSlidingWindowMasks(BoundBoxMasks):
         along = np.unravel_index(np.asarray(ids, dtype=int), [len(starts) for starts in self.starts])
         first = np.stack([starts[i] for starts, i in zip(self.starts, along, strict=True)], axis=-1)
         return {"first": first, "stop": first + self.window_shape}
+
+    def hidden_sum(self, ids: Ids, weights: Tensor) -> Tensor | None:
+        """Windows lie on a grid, so that a sum over them is a product along each axis: not one step a window, which
+        took longer on a GPU than a small network's forwards.
+        """
+        if self.smooth:
+            return None
+        sums = self.zero_sums(weights).new_zeros(weights.shape[1], len(self))
+        sums[:, torch.as_tensor(ids, device=self.device)] = weights.T.to(sums)
+        sums = sums.view(-1, *map(len, self.starts))
+        with exact_arithmetic(self.device):
+            for starts, window, size in zip(self.starts, self.window_shape, self.spatial_shape, strict=True):
+                offset = np.arange(size) - starts[:, None]
+                inside = to_device((offset >= 0) & (offset < window), self.device, sums.dtype)
+                sums = torch.tensordot(sums, inside, dims=([1], [0]))  # the first axis becomes the last
+        return sums[:, None]
 
 
 class MultiScaleWindowMasks(Masks):

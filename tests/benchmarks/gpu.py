@@ -42,7 +42,7 @@ import overhead
 import precision
 import torch
 from monai.inferers import SlidingWindowInferer
-from monai.networks.nets import DenseNet121, SwinUNETR, resnet18
+from monai.networks.nets import DenseNet121, SwinUNETR, UNet, resnet18
 from record import add_options, apart, keep, light, markdown, now
 from torch.profiler import ProfilerActivity, profile
 
@@ -54,6 +54,11 @@ Rows = Iterator[Row]
 TESTS = Path(__file__).resolve().parents[1]
 #: seconds over bare forwards, and of a batch size over the best one, by spatial axes
 BARS = {3: 1.05, 2: 1.15}
+#: networks that run on patches
+PATCHED: dict[str, Callable[[], torch.nn.Module]] = {
+    "SwinUNETR": lambda: SwinUNETR(in_channels=1, out_channels=2, feature_size=24),
+    "UNet": lambda: UNet(3, 1, 2, channels=(16, 32, 64), strides=(2, 2)),
+}
 #: what waits for the device: calls of CUDA, and where there is none the operations that would
 WAITS = {
     True: ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"),
@@ -117,9 +122,9 @@ def float32_in(arithmetic: str, s: Setting) -> Iterator[None]:
 
 def made(kind: str, dims: int, size: int, s: Setting) -> tuple[torch.nn.Module, torch.Tensor]:
     """A network with random weights, and a random image, on the device."""
-    if kind == "SwinUNETR":
+    if kind in PATCHED:
         torch.manual_seed(0)
-        network: torch.nn.Module = SwinUNETR(in_channels=1, out_channels=2, feature_size=s[24, 12])
+        network = PATCHED[kind]()
         image = torch.rand(1, 1, *[size] * dims)
     else:
         network, image = overhead.made(kind, dims, size)
@@ -128,27 +133,21 @@ def made(kind: str, dims: int, size: int, s: Setting) -> tuple[torch.nn.Module, 
 
 def over_bare_forwards(s: Setting) -> Rows:
     """Windows, RISE, and what the bundle explains with by default."""
-    rounds, default = 3, s[340, 23]
     questions = {
-        "DenseNet121": (3, s[96, 32], 16, s[255, 31]),
-        "ResNet18": (2, 224, s[64, 16], s[1023, 31]),
-        "SwinUNETR": (3, s[128, 48], 4, s[15, 3]),
+        "DenseNet121": (3, s[96, 32], s[16, 8], s[255, 15]),
+        "ResNet18": (2, s[224, 64], s[64, 8], s[1023, 15]),
+        s["SwinUNETR", "UNet"]: (3, s[128, 48], 4, s[15, 3]),
     }
     for kind, (dims, size, batch_size, num_masks) in questions.items():
         network, image = made(kind, dims, size, s)
-        if kind == "SwinUNETR":
+        given, name = {}, f"{kind}, {dims}D {size}^{dims}"
+        chosen = ms.focused_rise(s[340, 15], target=ms.ClassScore([1], "softmax"))
+        if kind in PATCHED:
             patch = s[96, 32]
             inner = SlidingWindowInferer([patch] * 3, sw_batch_size=batch_size, overlap=0.25)
-            given: Any = {"target": ms.RegionScore(1, "softmax", region="all"), "inferer": inner}
-            name, chosen = (
-                f"SwinUNETR, patches of {patch}^3 of {size}^3",
-                ms.hierarchical_occlusion(size // 2, 2, **given),
-            )
-            if not s.quick:
-                chosen = ms.hierarchical_occlusion(**given)
-        else:
-            given, name = {}, f"{kind}, {dims}D {size}^{dims}"
-            chosen = ms.focused_rise(default, target=ms.ClassScore([1], "softmax"))
+            given = {"target": ms.RegionScore(1, "softmax", region="all"), "inferer": inner}
+            name = f"{name} in patches of {patch}^3"
+            chosen = ms.hierarchical_occlusion(levels=s[4, 1], **given)
         found = overhead.methods(size, dims, batch_size, num_masks, **given)
         methods = {
             "windows": found["windows"],
@@ -156,7 +155,7 @@ def over_bare_forwards(s: Setting) -> Rows:
             "default": chosen.replace(mask_batch_size=batch_size),
         }
         for method, explain in methods.items():
-            ratios, forwards = overhead.measure(network, image, explain, rounds)
+            ratios, forwards = overhead.measure(network, image, explain, s[3, 2])
             yield row(f"{name}: {method}, {forwards} forwards", statistics.median(ratios), at_most=BARS[dims])
 
 
