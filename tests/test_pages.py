@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -96,6 +97,11 @@ def in_python(folder: Path) -> dict[str, Any]:
     return a_loop(folder) | volumes() | {"dataset_dir": folder}
 
 
+def with_segmentation(folder: Path) -> dict[str, Any]:
+    """Two volumes, and a network that segments what is bright."""
+    return volumes() | {"ms": ms, "network": lambda images: torch.cat([0.8 - images, images - 0.8], 1)}
+
+
 def with_xaitk(folder: Path) -> dict[str, Any]:
     photograph = np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)
     return {"ms": ms, "photograph": photograph, "network": Network(3)}
@@ -108,6 +114,15 @@ GIVEN: dict[str, tuple[Callable[[Path], dict[str, Any]], Callable[[dict[str, Any
 def check_readme(made: dict[str, Any], folder: Path) -> None:
     assert made["maps"].shape[0] == 2
     assert made["maps"].abs().max() > 0
+
+
+def check_quickstart(made: dict[str, Any], folder: Path) -> None:
+    assert {path.name for path in (folder / "maps").glob("scan*")} == {"scan_saliency.nii.gz", "scan_saliency.png"}
+    assert made["maps"].shape == (2, 1, 12, 12, 12)
+
+
+def check_targets(made: dict[str, Any], folder: Path) -> None:
+    assert made["maps"].shape == (2, 5, 12, 12, 12)
 
 
 def check_python(made: dict[str, Any], folder: Path) -> None:
@@ -150,6 +165,8 @@ def check_cost(made: dict[str, Any], folder: Path) -> None:
 GIVEN["cost"] = (lambda folder: {}, check_cost)
 GIVEN["README"] = (lambda folder: volumes(), check_readme)
 GIVEN["python"] = (in_python, check_python)
+GIVEN["quickstart"] = (in_python, check_quickstart)
+GIVEN["targets"] = (with_segmentation, check_targets)
 GIVEN["xaitk"] = (with_xaitk, check_xaitk)
 
 
@@ -176,11 +193,29 @@ def test_the_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_every_target_of_the_table_can_be_made() -> None:
-    rows = [
-        line.split("|")[2] for line in (ROOT / "tutorials/pages/targets.md").read_text().splitlines() if "(" in line
-    ]
+    lines = (ROOT / "tutorials/pages/targets.md").read_text().splitlines()
+    rows = [line.split("|")[2] for line in lines if line.startswith("|") and "(" in line]
     made = [eval(f"ms.{code}", {"ms": ms}) for row in rows for code in re.findall(r"`(\w+\(.*?\))`(?:,|\s|$)", row)]
     assert {type(target).__name__ for target in made} == {name for name in ms.targets.__all__ if hasattr(ms, name)}
+
+
+def messages() -> list[str]:
+    """The texts of the package, what differs from case to case left out."""
+    nodes = [node for path in (ROOT / "monai_saliency").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    texts = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]
+    texts += [[node] for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return ["".join(str(getattr(part, "value", "")) for part in parts if isinstance(part, ast.Constant)) for parts in texts]
+
+
+def test_the_twenty_errors_are_ours() -> None:
+    """Each row of the tables of errors has words of one message, in their order."""
+    page = (ROOT / "tutorials" / "pages" / "faq.md").read_text(encoding="utf-8")
+    rows = [row for _, row in re.findall(r"^\| (`+) ?(.+?) ?\1 \|", page, re.MULTILINE)]
+    assert len(rows) == 20
+    parts = [[part.strip(" ,:`") for part in row.split("...")] for row in rows]
+    found = [re.compile(".*".join(map(re.escape, filter(None, part))), re.DOTALL) for part in parts]
+    texts = messages()
+    assert not [each.pattern for each in found if not any(map(each.search, texts))]
 
 
 # Commands. ------------------------------------------------------------------------------------------------------------
@@ -237,7 +272,7 @@ def test_flags_and_files_of_commands_exist(page: Path) -> None:
 
 def test_the_readme_has_its_two_commands_and_is_short() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(readme.splitlines()) <= 200
+    assert len(readme.splitlines()) <= 120
     run = "python -m monai.bundle run --bundle_root bundle --config_file bundle/configs/inference.yaml"
     assert f'pip install ".[demo]" && {run}\n' in readme
     assert 'pip install ".[test]" && pytest -n 2\n' in readme
