@@ -204,7 +204,9 @@ def messages() -> list[str]:
     nodes = [node for path in (ROOT / "monai_saliency").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
     texts = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]
     texts += [[node] for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return ["".join(str(getattr(part, "value", "")) for part in parts if isinstance(part, ast.Constant)) for parts in texts]
+    return [
+        "".join(str(getattr(part, "value", "")) for part in parts if isinstance(part, ast.Constant)) for parts in texts
+    ]
 
 
 def test_the_twenty_errors_are_ours() -> None:
