@@ -1,8 +1,8 @@
 """The command line, ``python -m monai_saliency COMMAND``.
 
 ``overlay NAME`` prints the path of a config to add to a bundle's, ``methods`` lists the methods and their settings,
-``report FOLDER`` makes pages to look at of an output folder, ``report A B --output_dir DIR`` of several beside each
-other, ``compare A B`` reports how the maps of two runs differ,
+``report FOLDER`` makes a report of an output folder, ``report A B --output_dir DIR`` one that compares several
+folders, ``compare A B`` reports how the maps of two runs differ,
 and ``gather SWEEP_DIR`` makes a table and a plot of a sweep. ``command`` prints the command of
 ``bundle/slurm/explain.sbatch``.
 """
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command.
 
     Args:
-        arguments: the words of the command; those of the command line by default.
+        arguments: the words of the command; by default the command line.
 
     Raises:
         SystemExit: with status 2 when the words are wrong, and with status 1 when maps differ, a sweep is not complete,

@@ -11,7 +11,7 @@ __all__ = ["AdviceError", "CaseError", "OutputError", "as_case_error", "repeat_c
 
 
 class AdviceError(ValueError):
-    """What went wrong, and what to do: reports give these words instead of those of its cause.
+    """An error with advice on what to do: reports show its words instead of its cause's.
 
     Example::
 
@@ -24,7 +24,7 @@ class AdviceError(ValueError):
 
 
 class CaseError(ValueError):
-    """What went wrong with one case.
+    """An error that concerns one case.
 
     Args:
         case: the case's name.
@@ -60,7 +60,7 @@ class OutputError(OSError):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first error of a chain of ``raise ... from``, or the one nearest to the top that says what to do.
+    """The first error of a chain of ``raise ... from``, or the one nearest to the top that carries advice.
 
     Example::
 
@@ -80,12 +80,12 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def as_case_error(error: BaseException, case: str, before: str = "", after: str = "") -> CaseError:
-    """Any error as that of a case: its cause in one line, or that one's problem where it is a case's already.
+    """Any error as a :class:`CaseError`: its cause in one line, or its problem if it is a case's already.
 
     Args:
         error: what went wrong.
-        case: the case it went wrong with. What met it may have known it by another name, such as its file's.
-        before: words to put before a cause that is no case's.
+        case: the case it went wrong with. Code below may know it by another name, such as its file's.
+        before: words to put before a cause that is not a case's.
         after: words to put after it.
 
     Example::
@@ -104,7 +104,7 @@ def as_case_error(error: BaseException, case: str, before: str = "", after: str 
 def repeat_cause_last() -> None:
     """Let an uncaught exception end with its cause, and a Ctrl-C that comes with a line be this line alone.
 
-    MONAI's transforms and configs wrap what went wrong in errors of their own, so that the line that helps stands in
+    MONAI's transforms and configs wrap what went wrong in errors of their own, so that the line that helps is in
     the middle of a long traceback. For use by a program, as the bundle's ``initialize`` does.
 
     Example::

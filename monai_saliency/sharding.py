@@ -28,7 +28,7 @@ class Part:
         count: how many there are.
 
     Raises:
-        ValueError: when there is no such part.
+        ValueError: when the part does not exist.
 
     Example::
 
@@ -43,7 +43,7 @@ class Part:
         whole_numbers("count", self.count, 1)
         whole_numbers("index", self.index, 0)
         if self.index >= self.count:
-            raise ValueError(f"`index` must be below `count`: there is no part {self.index} of {self.count}")
+            raise ValueError(f"`index` must be below `count`: part {self.index} of {self.count} does not exist")
 
     def of(self, length: int) -> range:
         """The part's share of ``length`` things in a row."""
@@ -110,7 +110,7 @@ def check_rank(rank: int, world_size: int) -> None:
         world_size: how many processes share the work.
 
     Raises:
-        ValueError: when there is no such process.
+        ValueError: when the process does not exist.
 
     Example::
 

@@ -61,7 +61,7 @@ def attach(
         network: of a module: the part that predicts, or its name, if several parts have weights.
         postprocessing: of a loop or a module: the transform of its predictions, by whose activation they are explained,
             unless ``activation`` is given.
-        settings: what is explained, and how: those of
+        settings: what is explained, and how: see
             :class:`~monai_saliency.bundle.attach_settings.AttachSettings`, such as ``method="rise"``, ``classes=[1]``
             or ``picture=False``, and the method's own.
 
@@ -164,7 +164,7 @@ class LoopExplainer:
 
     Args:
         handler: explains.
-        loop: stands for the loop, with the handler attached to it.
+        loop: takes the place of an engine: the handler is attached to it.
         image_key: the key, or the place, of the network's input in a batch; ``"image"`` by default, or the first entry
             if a batch is a list.
 

@@ -59,11 +59,11 @@ class AttachSettings:
         report: whether to make a report of the cohort at the end, ``report/index.html`` in the output folder
             (:func:`~monai_saliency.visualize.report.write_report`), and to keep in ``views/`` what it shows of the
             scans.
-        standard_error: whether to save a standard error beside each map that has one, such as those of RISE: how far
+        standard_error: whether to save a standard error with each map that has one, such as a RISE map: how far
             each voxel is off by the choice of masks. It costs a file, and four to five times the time of rendering the
             masks, without a forward.
         trust: whether to measure how far to trust each map, for ``summary.csv`` and a page ``trust.md``. It takes three
-            times the forwards more, and those of insertion and deletion
+            times as many further forwards, and the forwards of insertion and deletion
             (:class:`~monai_saliency.handlers.trust.Trust`).
         trust_steps: perturbed images of each insertion and deletion curve.
         keeps_place: whether steps of the preprocessing that record nothing and are not MONAI's, and ``Lambdad``, change

@@ -115,7 +115,7 @@ class AttachedHandler(SaliencyHandler):
         return self._explains.replace(inferer=self._own)
 
     def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:
-        """What reads the label map of a case on the image's grid; None if it has none, or a step may have moved it."""
+        """Reads the case's label map on the image's grid; None without one, or if a step may have moved it."""
         return None if self._placement.problem else super().label_of(item)
 
     def batches(self, engine: Engine) -> Iterator[Batch]:
@@ -167,7 +167,7 @@ class AttachedHandler(SaliencyHandler):
         )
         self._explains = chosen.replace(fill=fill)
         self.is_started = True
-        found = "the network's input is no entry of the batch" if key is None else f"image {key!r}"
+        found = "the network's input is not an entry of the batch" if key is None else f"image {key!r}"
         print(
             f"monai_saliency: {self.words} ({type(engine).__name__}) runs {type(engine.network).__name__} by "
             f"{type(self._own).__name__} on {found} {tuple(image.shape)}; "
@@ -234,7 +234,7 @@ class AttachedHandler(SaliencyHandler):
             labels = ", ".join(map(str, explanation.target.labels))
             raise CaseError(
                 explanation.name,
-                f"none of {len(scores)} perturbed images changed what is explained more than the others did ({labels}: "
+                f"all {len(scores)} perturbed images changed the score by the same amount ({labels}: "
                 f"{before.tolist()} unperturbed, {scores[0].tolist()} perturbed), so the map would be constant: the "
                 "network does not look at the image, its probability is saturated, or what is found is lost whatever "
                 "is hidden; try --saliency_activation none, another --saliency_fill, or to hide more or less",
@@ -243,7 +243,7 @@ class AttachedHandler(SaliencyHandler):
 
 
 def _predicted(engine: Any, call: Call) -> Any:
-    """What an evaluator has predicted for a batch; what its inferer gave, if it was taken apart into images."""
+    """An evaluator's prediction for a batch; its inferer's output, if the batch was split into images."""
     output = engine.state.output
     return output[CommonKeys.PRED] if isinstance(output, Mapping) and CommonKeys.PRED in output else call.output
 
@@ -254,7 +254,7 @@ def _keys_of(item: Mapping[Any, Any]) -> list[str]:
 
 
 def _items_of(batch: Any, count: int) -> list[dict[Any, Any]]:
-    """A batch's cases as dictionaries of their own; of batches that are no dictionaries by position."""
+    """A batch's cases as separate dictionaries; by position if the batch is not a dictionary."""
     if isinstance(batch, (list, tuple)) and len(batch) == count and all(isinstance(item, dict) for item in batch):
         return [dict(item) for item in batch]
     items = decollate_batch(batch)

@@ -60,7 +60,7 @@ def find_method(name: str | Method, id: str = "method") -> Method:
     parameters = inspect.signature(found).parameters
     if "target" not in parameters or all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
         raise ValueError(
-            f"`{id}` {name} must be a function like those of monai_saliency.methods, with the parameters "
+            f"`{id}` {name} must be a function as in monai_saliency.methods, with the parameters "
             f"`(own settings, *, target, estimator=None, **settings)`, got {inspect.signature(found)}"
         )
     return found
@@ -78,7 +78,7 @@ def all_settings() -> list[str]:
 
 
 def given_settings(name: str | Method, prefix: str = "", others: Iterable[str] = ()) -> dict[str, Any]:
-    """The settings that the config in which this is called gives a method, with those that look misspelt.
+    """The settings for a method in the config that calls this, with the ones that look misspelt.
 
     A misspelt id of another kind is refused: ``others`` are what else is read by its name.
     """
@@ -131,15 +131,15 @@ class ChosenMethod:
     def from_config(
         cls, name: str | Method, defaults: Mapping[str, Any] | None = None, prefix: str = ""
     ) -> ChosenMethod:
-        """The method with the settings of the config in which this is called, see :func:`given_settings`."""
+        """The method with the settings of the config that calls this, see :func:`given_settings`."""
         return cls(name, given_settings(name, prefix), defaults, prefix)
 
     def recorded(self) -> dict[str, Any]:
-        """What to record of a run of the config in which this is called: all that users change, and the settings."""
+        """The values to record for a run of the config that calls this: all that users change, and the settings."""
         return BundleConfig(calling_parser()).settings() | self.settings
 
     def __call__(self, **shared: Any) -> PerturbationInferer:
-        """What explains, with arguments that all methods have, such as ``target`` and ``fill``."""
+        """The method's inferer, with arguments that all methods have, such as ``target`` and ``fill``."""
         return self.method(**self.settings, **shared)
 
 

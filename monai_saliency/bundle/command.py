@@ -43,7 +43,7 @@ def from_environment(environment: Mapping[str, str], words: Sequence[str] = ()) 
     files = [file for file in environment.get("CONFIG_FILES", "").split(":") if file]
     files = files or [f"{root}/configs/inference.yaml"]
     if missing := [file for file in files if not Path(file).is_file()]:
-        raise FileNotFoundError(f"there is no config file {missing[0]}: set BUNDLE_ROOT or CONFIG_FILES")
+        raise FileNotFoundError(f"the config file {missing[0]} does not exist: set BUNDLE_ROOT or CONFIG_FILES")
     run_id = environment.get("RUN_ID") or "run"
     explains = run_id == "explain"
     # The overlay's ids begin with saliency_.

@@ -66,7 +66,7 @@ class BundleConfig:
         self.parser = parser
 
     def get(self, id: str) -> Any:
-        """What an id stands for, made or evaluated; None where there is no such id."""
+        """The value of an id, instantiated or evaluated; None if the config lacks it."""
         return self.parser.get_parsed_content(id) if id in self.parser else None
 
     def given(self, names: Iterable[str], prefix: str = "") -> dict[str, Any]:
@@ -107,8 +107,8 @@ class BundleConfig:
                 raise ValueError(f"nothing reads --{prefix}{id}: did you mean --{prefix}{near[0]}?")
 
     def settings(self) -> dict[str, Any]:
-        """What users change, by id: plain top-level values, and expressions of one or of a few numbers, without the
-        overlay's.
+        """The values that users change, by id: plain top-level values, and expressions of one or a few numbers, without
+        the overlay's.
         """
         found = {}
         for id, content in self.parser.get().items():
@@ -140,7 +140,7 @@ class BundleConfig:
         )
 
     def run_steps(self, evaluator_id: str) -> list[str]:
-        """The ids of the expressions by which the bundle runs its evaluator, in order; none if it does not say."""
+        """The ids of the expressions that run the bundle's evaluator, in order; empty if the bundle names none."""
         runs = [id for id, texts in self._runs().items() if any(evaluator_id in _calls_of_run(text) for text in texts)]
         if not runs:
             return []
@@ -223,7 +223,7 @@ def run_cohort(
 
 
 def writers_of_config(output_dir: str, cases: Sequence[str] | None = None) -> Compose:
-    """What is written of each case, by those ids of the config in which this is called that are settings of
+    """The writers of each case, from the ids in the config that calls this which are settings of
     :func:`~monai_saliency.transforms.case_writers`.
     """
     return case_writers(output_dir, cases=cases, **BundleConfig(calling_parser()).given(writer_settings()))

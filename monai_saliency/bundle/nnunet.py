@@ -28,7 +28,7 @@ def find_nnunet_cases(
 
     Returns:
         one dictionary for each case, as of :func:`~monai_saliency.data.find_cases`; ``image`` is a list of files where
-        a case has several. Label maps are looked for in ``labelsTs`` beside ``imagesTs``.
+        a case has several. Label maps are looked for in ``labelsTs`` next to ``imagesTs``.
 
     Raises:
         FileNotFoundError, ValueError: as for :func:`~monai_saliency.data.find_cases`, and when a case lacks the file of
@@ -61,7 +61,7 @@ def find_nnunet_cases(
 
 
 def _label(image: Path) -> str:
-    """The label map of a case in ``imagesTr`` or ``imagesTs``, beside that folder."""
+    """The label map of a case in ``imagesTr`` or ``imagesTs``, next to that folder."""
     name = re.sub(r"_\d{4}(?=\.)", "", image.name)
     label = image.parent.with_name(image.parent.name.replace("images", "labels", 1)) / name
     return str(label) if label.is_file() and label.parent != image.parent else ""

@@ -25,7 +25,7 @@ __all__ = ["Overlay"]
 
 
 class Overlay:
-    """Explains the bundle in whose config it stands. Its settings are the ids of ``configs/explain.yaml``."""
+    """Explains the bundle whose config contains it. Its settings are the ids of ``configs/explain.yaml``."""
 
     def __init__(
         self, dir: str | Path | None = None, evaluator: str | None = None, keep_memory: bool = True, **settings: Any
@@ -38,14 +38,14 @@ class Overlay:
 
     @staticmethod
     def ids() -> list[str]:
-        """The names of all settings but those of methods, as ids without the prefix."""
+        """The names of all settings but the methods' own, as ids without the prefix."""
         own = [*inspect.signature(Overlay).parameters, *inspect.signature(AttachSettings).parameters]
         names = dict.fromkeys([*own, *writer_settings()])
         return [name for name in names if name not in ("settings", "prefix", "others")]
 
     @classmethod
     def from_config(cls) -> Overlay:
-        """The overlay with the settings of the config in which this is called, by ids that begin with ``saliency_``."""
+        """The overlay with the settings of the config that calls this, by ids that begin with ``saliency_``."""
         own = BundleConfig(calling_parser()).given(cls.ids(), "saliency_")
         return cls(**given_settings(own.get("method", AUTO), "saliency_", cls.ids()) | own)
 

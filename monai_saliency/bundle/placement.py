@@ -69,8 +69,8 @@ class Placement:
         self._is_whole = bool(listed) and not self._twice and len(listed) == _length(dataset) == _length(loader.dataset)
 
     def name(self, case: dict[Hashable, Any], place: str) -> str:
-        """What to call a case: its file's path below the cohort's common folder, without its suffix unless two files
-        differ in nothing else. Then the corner of a patch, and the place if the file gives several cases. Empty for a
+        """The name of a case: its file's path below the cohort's common folder, without its suffix unless two files
+        differ only there. Then the corner of a patch, and the place if the file gives several cases. Empty for a
         case that was met in an earlier batch: a loader that ended early begins anew.
         """
         image = case[self.image_key]
@@ -87,14 +87,14 @@ class Placement:
         return f"{name}-{place}" if met != place or twice else name
 
     def all_names(self, case: dict[Hashable, Any]) -> list[str] | None:
-        """What all cases are called, if they are like this one; None if the dataset does not list them."""
+        """The names of all cases, if they are like this one; None if the dataset does not list them."""
         image = case[self.image_key]
         if not self._files or self._twice or input_file(image) is None or WSIPatchKeys.LOCATION in image.meta:
             return None
         return [self._name(file) for file in self._files]
 
     def _name(self, file: Path) -> str:
-        """What a file's case is called. Names of DICOM files and folders may be a patient's."""
+        """The name of a file's case. Names of DICOM files and folders may be a patient's."""
         name = self._ids(file)
         return series_id(name) if holds_series(file) else name
 

@@ -18,7 +18,7 @@ __all__ = ["Call", "Recorder", "Replay", "own_inferer"]
 
 @dataclass(frozen=True)
 class Call:
-    """What an evaluator gave its inferer."""
+    """The arguments that an evaluator gave its inferer."""
 
     inputs: Any
     args: Sequence[Any] = ()

@@ -79,7 +79,7 @@ class Setting:
 
 @dataclass
 class Sweep:
-    """The settings of a sweep, and which one's maps those of the others are compared with.
+    """The settings of a sweep, and the reference setting: all maps are compared with its maps.
 
     The agreement of a setting is the Pearson correlation of the maps of one case, class and channel over the voxels of
     the scan, as a mean. (A rank correlation would mostly compare the many voxels that do not matter.) Constant maps
@@ -127,7 +127,7 @@ def gather(sweep_dir: str | Path, reference: str | None = None) -> Sweep:
     known = {row["case"] for setting in settings for row in [*setting.rows, *setting.failures]}
     by_name = {setting.name: setting for setting in settings}
     if reference is not None and reference not in by_name:
-        raise ValueError(f"there is no setting {reference!r}: choose one of {', '.join(by_name)}")
+        raise ValueError(f"unknown setting {reference!r}: choose one of {', '.join(by_name)}")
     most = max(settings, key=lambda setting: setting.forwards_per_case)
     chosen = most if reference is None else by_name[reference]
     for setting in settings:
@@ -153,7 +153,7 @@ def _settings(sweep_dir: Path) -> list[Setting]:
         raise ValueError(
             f"{sweep_dir} holds no settings: folders named id=value,id=value, or with a summary.csv in them"
         )
-    # So that num_masks=500 stands before num_masks=1000.
+    # So that num_masks=500 comes before num_masks=1000.
     return sorted(
         settings, key=lambda setting: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", setting.name)]
     )
@@ -208,6 +208,6 @@ def plot_sweep(sweep: Sweep) -> Figure:
 
 
 def _name(setting: Setting) -> str:
-    """A setting in the list beside the plot."""
+    """The name of a setting in the plot's legend."""
     name = setting.name if len(setting.name) <= 60 else f"{setting.name[:57]}..."
     return name if setting.complete else f"{name} ({len(setting.missing)} missing)"

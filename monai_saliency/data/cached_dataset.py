@@ -77,7 +77,7 @@ class CachedDataset(Dataset):
         window: the number of scans in memory for ``"window"``, at least 1.
 
     Raises:
-        ValueError: when there is no such cache, or an argument is missing or out of its range.
+        ValueError: when the kind of cache is unknown, or an argument is missing or out of its range.
         CaseError: on reading a case that cannot be loaded. Other cases are not affected.
 
     Example::

@@ -55,8 +55,8 @@ def find_cases(
               followed. A link to a file that does not exist, as git-annex makes them, is a missing scan. Hidden files
               are left out.
         section: the section of the list, or the ``split``, by its name there. Default: the first of ``"test"``,
-            ``"training"``, ``"validation"``, ``"train"`` and ``"val"`` that lists a scan, and all rows of a table that
-            has none of them.
+            ``"training"``, ``"validation"``, ``"train"`` and ``"val"`` that lists a scan, and all rows of a table
+            without these sections.
         exclude: a folder whose files are not scans of the cohort, such as an output folder below ``dataset_dir``.
         spatial_dims: how many spatial axes the scans have, 2 or 3.
         channels: how many channels the scans have, if no list of modalities gives their number.
@@ -72,7 +72,7 @@ def find_cases(
         - ``channels``: the number of channels of the scan.
 
     Raises:
-        FileNotFoundError: when the folder does not exist, or none of its scans does.
+        FileNotFoundError: when the folder or all of its scans are missing.
         ValueError: when a folder cannot be read, when the folder or list holds no scan, when a folder has no
             ``dataset.json`` and lies in ``exclude``, or when the list cannot be read.
         OptionalImportError: when the package that reads a scan is not installed. It gives the pip command.
@@ -129,7 +129,7 @@ def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int, chan
     skipped = Path(exclude).resolve() if exclude is not None else None
     if skipped in (root.resolve(), *root.resolve().parents):
         raise ValueError(
-            f"the output folder {exclude} is or holds `dataset_dir` {root}, so scans cannot be told from maps: choose "
+            f"the output folder {exclude} is or holds `dataset_dir` {root}, so scans and maps would mix: choose "
             "an `output_dir` next to or below `dataset_dir`"
         )
     files = [path for path in _files_below(root) if skipped not in Path(os.path.realpath(path)).parents]
@@ -216,15 +216,15 @@ def _sections_of(text: str) -> dict[str, list[dict[str, str]]]:
 
 
 def _of_section(path: Path, content: Mapping[str, Any], section: str | None) -> list[Any]:
-    """The entries of a section; of a table that has none of the usual sections all."""
+    """The entries of a section; all entries if a table has no usual section."""
     entries = {name: each for name, each in content.items() if isinstance(each, list) and each}
     chosen = section or next((name for name in SECTIONS if name in entries), None)
     if chosen is None and path.suffix.lower() == ".csv":
         return [entry for each in entries.values() for entry in each]
     if not section and path.suffix.lower() == ".csv" and (other := sorted(set(entries) - set(SECTIONS))):
         raise AdviceError(
-            f"{path} has rows whose `split` is none of {SECTIONS} ({other}), in addition to {chosen!r}: correct them, "
-            "or choose one with --section"
+            f"{path} has rows whose `split` is not one of {SECTIONS} ({other}), in addition to {chosen!r}: correct "
+            "them, or choose one with --section"
         )
     return entries.get(chosen or "", [])
 

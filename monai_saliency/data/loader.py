@@ -160,7 +160,7 @@ class CohortLoader:
             batches.close()
 
     def _batches_or_error(self, gpu: int | None) -> Generator[Any, None, None]:
-        """What the buffer's thread runs. The consumer raises an error: nobody else would notice one in this thread."""
+        """The work of the buffer's thread. Errors go to the consumer, which raises them."""
         try:
             _use_gpu(gpu)
             yield from self._batches(gpu)

@@ -48,7 +48,7 @@ class PerturbedImages(IterableDataset):
         image; and the inputs of ``held_keys``.
 
     Raises:
-        ValueError: when there is no such ``split``, or ``rank`` or ``world_size`` is given alone or out of its range.
+        ValueError: when ``split`` is unknown, or ``rank`` or ``world_size`` is given alone or out of its range.
         ValueError: when a key names something else that is yielded, and, on iterating, when masks of a case are shared
             and the dataset has a random transform: each worker would read another image.
         CaseError: on iterating, when an item holds no image or lacks a key, or when the masks of a case depend on

@@ -1,4 +1,4 @@
-"""What an engine is: it hands out the units of work of a cohort, and holds no saliency arithmetic.
+"""An engine hands out the units of work of a cohort, and holds no saliency arithmetic.
 
 An engine's overlay (``python -m monai_saliency overlay NAME``) puts it under the id ``saliency_engine``, where our
 bundle's run and the overlay ``explain`` look for one. Each of its processes reads the same config, so each has the
@@ -94,9 +94,7 @@ class RankEngine(Engine):
         try:
             self.wait()
         except RuntimeError:
-            raise RuntimeError(
-                "another process has ended before its share was done: its own message says why"
-            ) from None
+            raise RuntimeError("another process has ended before its share was done: see its own message") from None
 
     def wait(self) -> None:
         """Wait until all processes are done, where ``waits``."""

@@ -50,7 +50,7 @@ class DevicesEngine(Engine):
             devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
             if not devices:
                 raise ValueError(
-                    "there is no CUDA device to share the work of: run without the overlay `devices`, or name devices "
+                    "this machine has no CUDA device: run without the overlay `devices`, or name devices "
                     "(--saliency_devices \"['cpu', 'cpu']\")"
                 )
         self.devices = _existing(devices)
@@ -74,7 +74,7 @@ class MasksOverDevices(Sharing):
         devices: a device that is named several times has as many threads, and copies of the network.
 
     Raises:
-        ValueError: when there is no such device.
+        ValueError: when a device does not exist.
 
     Example::
 
@@ -109,7 +109,7 @@ class MasksOverDevices(Sharing):
         here = inferer.inputs.split(inputs).images.device
         if here not in self.devices:
             raise ValueError(
-                f"the inputs lie on {here}, which is none of `devices` ({', '.join(map(str, self.devices))}): add it, "
+                f"the inputs lie on {here}, which is not in `devices` ({', '.join(map(str, self.devices))}): add it, "
                 f"or move them to one (--device \"$torch.device('{self.devices[0]}')\")"
             )
         first, threads = self.devices.index(here), _Threads(count)
@@ -193,7 +193,7 @@ def _copies(network: Callable[..., Any], devices: Sequence[torch.device]) -> lis
         kind = getattr(network, "__name__", type(network).__name__)
         raise AdviceError(
             f"the network ({kind}) cannot be copied to {len(devices)} devices ({error}): let processes share the "
-            "cohort, each of which makes its own (the overlay `torchrun`)"
+            "cohort, each with its own network (the overlay `torchrun`)"
         ) from error
 
 

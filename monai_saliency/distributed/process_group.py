@@ -32,7 +32,7 @@ __all__ = ["BatchExplainer", "MasksOverRanks", "from_all_ranks", "merge_over_ran
 
 
 def from_all_ranks(mine: Any, error: Exception | None = None, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What each rank has, on every rank, in their order. If one has failed all raise, and none waits for ever."""
+    """The values of all ranks, on every rank, in rank order. If one has failed, all raise at once."""
     _, count = rank_of(group)
     everything: list[Any] = [(mine, None)] * count
     if count > 1:
@@ -53,7 +53,7 @@ def _told(error: Exception) -> tuple[str, str]:
 
 
 def merge_over_ranks(states: Sequence[CaseState], group: dist.ProcessGroup | None = None) -> None:
-    """Bring the scores of all ranks together, each of which has scored another part of the same images' masks."""
+    """Gather the scores of all ranks; each rank has scored another part of the same images' masks."""
     rank, count = rank_of(group)
     if count > 1:
         ranks = from_all_ranks([(_thumbnail(state), WorkerScores.of(state)) for state in states], group=group)
@@ -64,7 +64,7 @@ def merge_over_ranks(states: Sequence[CaseState], group: dist.ProcessGroup | Non
 
 
 def _thumbnail(state: CaseState) -> np.ndarray:
-    """The image, at most 3 voxels along each axis, by which another image is noticed."""
+    """The image at 3 voxels or fewer along each axis, to notice a different image."""
     image = state.case.image
     pool = F.adaptive_avg_pool2d if image.ndim == 3 else F.adaptive_avg_pool3d
     return pool(image[None].float(), 3).numpy(force=True)
@@ -98,7 +98,7 @@ class MasksOverRanks(Sharing):
 
     Rank r of n scores part r of n of the network batches (and the first batch, which decides what is explained). At the
     end of each round of masks the scores come together: a few kilobytes an image. All ranks get the same maps, equal to
-    the bit to those of one process where the batch shape and the thread count are the same. Without a process group
+    the bit to the maps of one process if the batch shape and the thread count are the same. Without a process group
     this process scores all masks.
 
     All ranks must call the inferer alike, since they meet there; they wait no longer than the group's timeout. Of a
@@ -156,7 +156,7 @@ class MasksOverRanks(Sharing):
 
 
 def _unwrapped(network: Callable[..., Any]) -> Callable[..., Any]:
-    """The module inside of a ``DistributedDataParallel`` network, whose forwards meet those of other ranks; or it."""
+    """The module inside a ``DistributedDataParallel`` network, whose forward waits for other ranks; else itself."""
     module: Callable[..., Any] = network.module if isinstance(network, DistributedDataParallel) else network
     return module
 

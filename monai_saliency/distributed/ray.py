@@ -29,7 +29,7 @@ _RETRIES = 10
 
 
 class RayEngine(Engine):
-    """Explains the cohort in a pool of Ray actors, each of which holds the network once.
+    """Explains the cohort in a pool of Ray actors; each actor holds the network once.
 
     The driver holds no scan and no map: it hands out units, a few in each call, and reads back which cases are done. A
     call whose actor or node is lost is done again by another actor. Scores that were computed by then are not computed
@@ -119,7 +119,7 @@ def _replies(actors: Sequence[Any], calls: Sequence[Sequence[Unit]]) -> Iterator
     # An actor that the cluster has no room for yet is not ready, and gets no call.
     busy = {actor.ready.remote().future(): actor for actor in actors}
     while done < len(calls):
-        # Not `ray.wait`, in which a signal ends the process.
+        # Not `ray.wait`: a signal there ends the process.
         future = next(iter(wait(busy, return_when=FIRST_COMPLETED).done))
         actor = busy.pop(future)
         if (reply := future.result()) is not None:

@@ -45,7 +45,7 @@ class SlurmEngine(RankEngine):
                 f"{tasks} tasks from {first} to {last}. To repeat some tasks, submit the whole array: what is done is "
                 "not done again"
             )
-        # srun starts the processes of a step; the batch script itself is one process, whatever the job asked for.
+        # srun starts the processes of a step; the batch script itself is one process, whatever the job requested.
         processes = number("STEP_NUM_TASKS", 1) if "SLURM_STEP_ID" in environment else 1
         process = number("PROCID", 0) if processes > 1 else 0
         super().__init__((task - first) // step * processes + process, tasks * processes, split)

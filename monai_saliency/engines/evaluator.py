@@ -169,7 +169,7 @@ def run(
         tracker: a context to run it in, such as :class:`monai_saliency.handlers.mlflow.Tracker`.
         start: runs the evaluator; its own ``run`` by default.
         profile: a folder for a trace of the run, see :func:`monai_saliency.utils.timing.trace`; none where empty.
-        handler: explains; only needed with an engine, or with a store whose folder is not below that of ``failures``.
+        handler: explains; only needed with an engine, or if the store is not below the folder of ``failures``.
         engine: shares the cohort with other processes; all is done here by default.
         recipe: makes the cohort in another process, see :class:`monai_saliency.distributed.base.Cohort`.
         report: the output folder to make a report of (:func:`monai_saliency.visualize.report.write_report`); none by

@@ -1,4 +1,4 @@
-"""The contract of white-box methods, and a network's calls whose derivative is asked for."""
+"""The contract of white-box methods, and calls of a network that need a derivative."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["GradientMethod", "NetworkCalls", "NoGradient"]
 
 
 class NoGradient(Exception):
-    """Raised where a network gives no derivative. The text says why."""
+    """Raised if a network gives no derivative, with the reason."""
 
 
 class GradientMethod(ABC):
@@ -133,7 +133,7 @@ class _Call:
         return output
 
     def pulled(self, images: torch.Tensor, grads: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """What the method reads, of the shape of the images."""
+        """The quantity that the method uses, in the shape of the images."""
         asked = [each is not None and bool(each.any()) for each in grads]
         if not any(asked):
             return torch.zeros_like(images)

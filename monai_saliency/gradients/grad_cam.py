@@ -37,7 +37,7 @@ class GradCAM(GradientMethod):
     """The activations of a layer, weighted by the mean derivative of the score of each, where their sum is above 0
     (Section 3, equations 1 and 2), brought to the image's grid linearly. It is not normalised.
 
-    For a segmentation the score is that of the target's region (Vinogradova, Dibrov and Myers, AAAI 2020). Under a
+    For a segmentation the score is the target's region score (Vinogradova, Dibrov and Myers, AAAI 2020). Under a
     sliding window each patch has its own map, and these are added up, as their shares of the score are.
 
     The layer's output is read as the layer gave it, even if the network changes it in place afterwards. It is
@@ -120,7 +120,7 @@ class GradCAM(GradientMethod):
         weights = derivative.to(images.dtype).mean(dim=tuple(range(2, derivative.ndim)), keepdim=True)
         cam = (weights * activation).sum(dim=1, keepdim=True).relu()
         cam = F.interpolate(cam, images.shape[2:], mode=_LINEAR[images.ndim - 2], align_corners=False)
-        # One map for all channels: it stands in the first of them.
+        # One map for all channels: the first channel holds it.
         return torch.cat([cam, cam.new_zeros(len(cam), images.shape[1] - 1, *images.shape[2:])], dim=1)
 
     def map(self, mean: torch.Tensor, image: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
@@ -202,7 +202,7 @@ class _Layouts:
         return next(iter(axes)) if len(axes) == 1 else 0 if self.any_last else 1
 
     def _of_tokens(self, count: int) -> tuple[int, ...] | None:
-        """The one grid of so many voxels, or one less: the class token."""
+        """The only grid with this number of voxels, or one less: the class token."""
         # An MLP-Mixer's linear layers take the channels for tokens and back.
         channels = {shape[-1] for shape in self.axes if len(shape) == 3}
         for grids in (self.grids, set() if count in channels else self._coarser()):

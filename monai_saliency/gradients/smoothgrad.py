@@ -23,7 +23,7 @@ _WORDS = {
 class SmoothGrad(GradientMethod):
     """The mean derivative over copies of the image with noise (Section 2.1).
 
-    The noise is drawn on the CPU: that of sample ``i`` depends on the seed, ``i`` and the image's shape only.
+    The noise is drawn on the CPU: the noise of sample ``i`` depends on the seed, ``i`` and the image's shape only.
 
     Args:
         num_samples: copies; the paper finds little change above 50.

@@ -22,7 +22,7 @@ __all__ = ["SaliencyHandler", "Summary", "Tracker", "Trust"]
 
 
 def __getattr__(name: str) -> Any:
-    # Tables are made without ignite, so nothing that needs it is imported before somebody asks for it.
+    # Tables work without ignite, so handlers, which need it, are imported on first use.
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

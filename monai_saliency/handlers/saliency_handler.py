@@ -53,7 +53,7 @@ class _Background:
         self._pieces: deque[Future[None]] = deque()
 
     def submit(self, work: Callable[[], None], held: ExitStack) -> None:
-        """Hand over work, and contexts to close when it has run or is skipped. Waits while there is no room, and raises
+        """Hand over work, and contexts to close when it has run or is skipped. Waits if the queue is full, and raises
         the error of an earlier piece.
         """
         while self._pieces and (len(self._pieces) > 1 or self._pieces[0].done()):
@@ -91,7 +91,7 @@ class SaliencyHandler:
     What is explained must be what was predicted, or the case fails (:mod:`monai_saliency.inferers.row_check`).
 
     A background thread takes the map of each case through the postprocessing (``Invertd``, ``SaveSaliencyd``, ...) and
-    into the summary, while the network explains the next case. At most two cases wait for it. Errors that are no case's
+    into the summary, while the network explains the next case. At most two cases wait for it. Errors outside of cases
     are raised with a later case, or at the end.
 
     Args:
@@ -208,7 +208,7 @@ class SaliencyHandler:
         yield Batch(images, items, predictions=self._predictions(engine, len(items)))
 
     def _predictions(self, engine: Engine, count: int) -> Sequence[Any] | None:
-        """What the evaluator's network gave for each image; None where it is another network, or not known."""
+        """The evaluator's output for each image; None if its network is a different one or unknown."""
         is_same = same_network(getattr(engine, "network", None), self.explainer.network)
         if not is_same or getattr(engine, "output_changed", False):
             return None
@@ -229,7 +229,7 @@ class SaliencyHandler:
         """Copy a case to the host, so that the device's memory is free for the next case, and have it written."""
         item, case, mark = batch.items[explained.index], cases[explained.index], self._mark()
         work = None
-        with self._listing(case.name):  # such as where there is no memory for the standard error
+        with self._listing(case.name):  # such as too little memory for the standard error
             copied, explanation = _on_host(item, explained.explanation, self.saliency_key, self.standard_error_key)
             took = _seconds(explained.start, Timestamp(explained.explanation.saliency.device), explained.count)
             trust: list[dict[str, Any]] = []
@@ -253,12 +253,12 @@ class SaliencyHandler:
         return self._marks[known]
 
     def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:
-        """What reads the label map ``(1, *spatial)`` of a case, on the image's grid; None where it has none."""
+        """A function that reads the label map ``(1, *spatial)`` of a case on the image's grid; None without one."""
         return label_on_grid(item, self.image_key)
 
     @contextmanager
     def _listing(self, case: str, kinds: Any = Exception) -> Iterator[None]:
-        """List a case that fails; where there is no list, the error has its name."""
+        """List a case that fails; without a list, raise the error with its name."""
         try:
             yield
         except kinds as error:
@@ -292,7 +292,7 @@ class SaliencyHandler:
             maps = self.postprocessing(item)[self.saliency_key]
             if self.summary is not None:
                 image = item[self.image_key]
-                # What came from no file is told apart by its voxels.
+                # Images without a file are identified by their voxels.
                 scan = scan_mark(image_file(image)) or fingerprint(plain(image))[:8]
                 arrays = maps.numpy(force=True), affine_in_mm(maps)
                 found = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark, scan, image)
@@ -315,7 +315,7 @@ class SaliencyHandler:
         self.write_trust()
 
     def write_trust(self) -> None:
-        """Write the cohort's page ``trust.md`` from the summary as it stands."""
+        """Write the cohort's page ``trust.md`` from the present summary."""
         # Rows of this run may have taken the place of rows with figures.
         if self.summary is not None and (self.trust is not None or self.summary.path.with_name("trust.md").exists()):
             write_trust_page(self.summary)

@@ -193,7 +193,7 @@ def note_settings(table: Summary, description: Mapping[str, str]) -> str:
     with locked(path.with_name(f".{path.name}.lock")):
         try:
             known = json.loads(path.read_text()) if path.exists() else {}
-        except ValueError:  # it was cut off, and says nothing of earlier rows
+        except ValueError:  # it was cut off: earlier rows are unknown
             known = {}
         if mark not in known:
             with atomic_path(path) as temporary:
@@ -208,7 +208,7 @@ def note_settings(table: Summary, description: Mapping[str, str]) -> str:
 
 
 def warn_of_others(table: Summary, cases: Collection[str]) -> None:
-    """Report rows of cases that a cohort does not have. They stay: a run beside this one may be writing them."""
+    """Report rows of cases that a cohort does not have. They stay: another run may be writing them at the same time."""
     _warn(table, [row["case"] for row in table.read() if row["case"] not in cases], "are not of this cohort")
 
 

@@ -79,7 +79,7 @@ class Trust:
         self._randomised: tuple[str, torch.nn.Module] | None = None
 
     def rows(self, case: Trusted, table: CaseTable) -> list[dict[str, Any]]:
-        """The figures of each map of a case: those of the table where they are of the same map, else measured."""
+        """The figures of each map of a case: from the table if they are of the same map, else measured."""
         mark = self.mark(case)
         rows = [row for row in table.read() if row["case"] == case.case.name and row.get("trust_of", "") == mark]
         if mark and len(rows) == len(case.explanation.saliency) and not any(row["trust_problem"] for row in rows):
@@ -101,7 +101,7 @@ class Trust:
     def figures(self, case: Trusted, mark: str = "") -> list[dict[str, Any]]:
         """The figures of each map of a case, with the case's :meth:`mark`.
 
-        A figure that cannot be measured is missing, and ``trust_problem`` says why.
+        A figure that cannot be measured is missing, with the reason in ``trust_problem``.
 
         Returns:
             for each map a dictionary with keys of :data:`~monai_saliency.storage.tables.TRUST_COLUMNS`:
@@ -128,7 +128,7 @@ class Trust:
 
 
 class _AsExplained(Target):
-    """The target that a case was explained by, as it was bound then, whatever the network says now."""
+    """The target of a case as it was bound for the explanation, whatever the network gives now."""
 
     def __init__(self, target: Target, bound: BoundTarget) -> None:
         self.target = target

@@ -24,7 +24,7 @@ _MOST = 0.5
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Whether maps depend on what the network has learned, by those of the network at random weights."""
+    """Whether maps depend on what the network has learned, from the maps of the network at random weights."""
     agreement = np.abs(numbers(rows, "randomised"))
     if not agreement.size:
         return "not known: no map of the network at random weights was made"
@@ -60,7 +60,7 @@ def write_trust_page(summary: CaseTable) -> None:
     path = summary.path.with_name("trust.md")
     if not path.exists() and not any(map(_is_measured, summary.read())):
         return
-    # Read under the lock, so that of several processes the last one writes the page of all rows.
+    # Read under the lock, so that the last of several processes writes the page with all rows.
     with locked(path.with_name(f".{path.name}.lock")):
         if page := trust_page(summary.read()):
             with atomic_path(path) as temporary:

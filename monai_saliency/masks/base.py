@@ -144,17 +144,17 @@ class BoundMasks(ABC):
         resumed run asks for the same masks.
 
         Args:
-            ids: the masks of all earlier rounds of one explained score, in the order in which they were asked for.
+            ids: the masks of all earlier rounds of one explained score, in the order of request.
             scores: ``(len(ids), 1)``, of these.
             reference_scores: ``(1,)``, of the unperturbed image.
 
         Returns:
-            ids that were not asked for before, at least one; None, the default, when there are no more.
+            new ids, at least one; None (the default) when the method is finished.
         """
         return None
 
     def replayed(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> tuple[list[int], Ids]:
-        """The rounds that one score asks for by itself, whatever is explained beside it: of n masks, scored for it or
+        """The rounds that one score requests by itself, whatever else is explained: of n masks, scored for it or
         for others, the rows of its own in its own order; and the ids that it wants next, none where its rounds ended.
         """
         rows, wanted, own = {each: row for row, each in enumerate(ids)}, self.first_round(), list[int]()
@@ -208,7 +208,9 @@ class BoundMasks(ABC):
         return None
 
     def changed_boxes(self, ids: Ids) -> list[Box] | None:
-        """The box outside of which each mask keeps everything; None, the default, where that may be any voxel."""
+        """The box that contains all that a mask hides, one for each mask; None (the default) if it may hide any
+        voxel.
+        """
         return None
 
     @property
@@ -325,7 +327,7 @@ def in_voxels(name: str, sizes: Any, unit: str, spatial_shape: Sequence[int], sp
 
 
 def overlap(one: Box, other: Box) -> Box:
-    """What lies in two boxes, an empty box where nothing does."""
+    """The intersection of two boxes; empty if they do not meet."""
     starts = [max(a.start, b.start) for a, b in zip(one, other, strict=True)]
     stops = [min(a.stop, b.stop) for a, b in zip(one, other, strict=True)]
     return tuple(slice(start, max(start, stop)) for start, stop in zip(starts, stops, strict=True))

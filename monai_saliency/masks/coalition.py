@@ -31,7 +31,7 @@ __all__ = [
 
 #: coalitions of players of whole images that are scored: all of 14 players
 _MOST_COALITIONS = 2**14 - 1
-#: coalitions that are scored under a sliding-window inferer, most of which touch few patches
+#: coalitions that are scored under a sliding-window inferer, where most touch few patches
 _MOST_ON_PATCHES = 2**16
 # Draws made at a time, for speed.
 _CHUNK = 1024

@@ -49,7 +49,7 @@ _ALONE = -1
 class FocusedMasks(Masks):
     """Random masks over the whole image, then finer ones where these show evidence. 2D and 3D.
 
-    - *First round*: masks as those of RISE (:class:`~monai_saliency.RISEMasks`), of 4 and 7 cells an axis. Evidence is
+    - *First round*: RISE masks (:class:`~monai_saliency.RISEMasks`) of 4 and 7 cells an axis. Evidence is
       likely where their map is above a tenth of its largest value: a *place* of any shape, with a soft edge.
     - *Second round*: cells of a sixteenth of each axis are hidden in the place, and few large ones elsewhere. Where the
       place is more than a quarter of the image, nothing stands out, and there are more masks of the first kind.
@@ -62,7 +62,7 @@ class FocusedMasks(Masks):
     are sets of cells, as the bits of a number, and the last one counts the random masks of a place.
 
     Args:
-        regression: makes the maps in which places are found, such as :class:`~monai_saliency.RegressionScoring`.
+        regression: makes the maps that show the places, such as :class:`~monai_saliency.RegressionScoring`.
         num_masks: random masks for each explained score, at least 4.
         p1: probability in (0, 1) that a cell is kept in the first round. In a place it is up to 1.6 times that.
         seed: of the random masks.
@@ -169,7 +169,9 @@ class BoundFocusedMasks(BoundMasks):
         return f"{words}; {ended(_agreement(self, tuple(ids), tuple(scores[:, 0].double().tolist())), self.until)}"
 
     def _rounds(self, scored: dict[Id, float], reference: float, own: list[Id]) -> Iterator[Ids]:
-        """The rounds of one score, one after the other: each is asked for when those before, its own, are scored."""
+        """The rounds of one score, one after the other: each starts when the earlier rounds of this score are
+        scored.
+        """
         yield self.first_round()
         fill = scored[self._all, 0, _ALONE]
         places: list[int] = []
@@ -199,7 +201,7 @@ class BoundFocusedMasks(BoundMasks):
             done, wanted = wanted, min(wanted + wanted // 2, spare // len(contexts))
 
     def _places(self, hidden: int, look: list[Id], scored: dict[Id, float], before: float) -> list[int]:
-        """The cells in which evidence is likely by some masks over the whole image, and the parts of them in which it
+        """The cells where evidence is likely by some masks over the whole image, and their parts where it
         is strong; none where nothing stands out.
         """
         found = _standing_out(self, hidden, tuple(look), tuple(before - scored[each] for each in look))

@@ -15,7 +15,7 @@ from monai_saliency.utils.boxes import Box
 
 __all__ = ["BoundSobolMasks", "GridMasks", "SobolMasks", "SubsetMasks"]
 
-# Cells of a grid, about, where nobody says how many; more forwards are taken for a mistake.
+# Cells of a grid, about, by default; more forwards than this limit are taken for a mistake.
 _CELLS, _MOST_FORWARDS = 64, 100_000
 
 
@@ -68,7 +68,7 @@ class GridMasks(Masks):
         self.seed = whole_number("seed", seed, 0)
         self.regions, _ = check_regions(regions)
         if by_label and regions is not None:
-            raise ValueError("give `regions` or `by_label`, not both: each says which regions are hidden")
+            raise ValueError("give `regions` or `by_label`, not both: each defines which regions are hidden")
         self.needs_labels = bool(by_label)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionMasks:

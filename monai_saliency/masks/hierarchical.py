@@ -35,9 +35,9 @@ from monai_saliency.utils.tensors import to_device
 
 __all__ = ["BoundHierarchicalMasks", "HierarchicalMasks", "RegionHierarchyMasks"]
 
-# Windows of the first level, about, where nobody says how large they are.
+# Windows of the first level, about, if no window size is given.
 _FIRST_LEVEL = 64
-# On a patch grid, predictions of the image that all levels cost at the most then, and those of the first one.
+# On a patch grid: at most this many predictions of the image for all levels, and for the first level.
 _AFFORDABLE, _AFFORDABLE_FIRST = 40, 16
 
 

@@ -21,7 +21,7 @@ __all__ = ["BoundMinimalMasks", "FoundRegion", "MinimalMasks"]
 
 # Sets between two sizes that are scored in one round: more need fewer rounds, and more forwards.
 _CUTS = 3
-# The first number of the id of a set of windows, where that of a window has its level.
+# The first number in the id of a set of windows; the id of a single window begins with its level.
 _SET = -1
 
 
@@ -215,7 +215,7 @@ class BoundMinimalMasks(BoundMasks):
 
 
 def _id_of(boxes: np.ndarray) -> Id:
-    """The id of a set of windows ``(n, 2, axes)``, in whatever order they stand."""
+    """The id of a set of windows ``(n, 2, axes)``; their order does not matter."""
     rows = boxes.reshape(len(boxes), 2 * boxes.shape[2])
     return (_SET, *rows[np.lexsort(rows.T)].ravel().tolist())
 

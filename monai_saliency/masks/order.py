@@ -99,7 +99,7 @@ class BoundOrderMasks(BoundMasks):
 
 
 def _first_steps(values: Tensor, steps: int) -> tuple[Tensor, list[int]]:
-    """The step in which each voxel is taken, int32 ``(*spatial)`` from 0; and how many are taken after each step."""
+    """The step that takes each voxel, int32 ``(*spatial)`` from 0; and how many are taken after each step."""
     ordered = values.flatten().sort().values
     size = len(ordered)
     wanted = torch.tensor([max(1, round((i + 1) * size / steps)) for i in range(steps)], device=values.device)

@@ -76,7 +76,7 @@ class RegionMasks(Masks):
 
 
 def check_regions(make: Any) -> tuple[Any, bool]:
-    """What makes regions, and whether they need the case's label map: where nothing makes them, or what makes them has
+    """A function that makes regions, and whether it needs the case's label map: it does if ``make`` is None or has
     ``needs_labels``.
     """
     words = "a function of an image that makes a label map, such as Supervoxels(200)"
@@ -112,7 +112,7 @@ def find_regions(make: MakesRegions | None, image: Tensor, labels: Tensor | None
     found, place = labels.unique(return_inverse=True)
     hidden = found != 0
     if not bool(hidden.any()):
-        raise ValueError("the label map has no label but 0, so there is no region to hide")
+        raise ValueError("the label map has only label 0, so it has no region to hide")
     return Regions(found[hidden].tolist(), torch.where(hidden, hidden.cumsum(0), 0).to(torch.int32)[place])
 
 

@@ -20,7 +20,7 @@ class RISEMasks(Masks):
     """Random smooth masks of RISE (Petsiuk et al., BMVC 2018, section 3.2), in 2D and 3D.
 
     A mask starts as a small grid of cells, each kept with probability ``p1``. The grid is stretched linearly to
-    slightly more than the image, and cropped at a random shift of up to one cell. In 2D the masks equal those of
+    slightly more than the image, and cropped at a random shift of up to one cell. In 2D the masks equal
     xaitk-saliency's ``RISEGrid`` for the same seed and ``threads=0``.
 
     Args:
@@ -135,7 +135,7 @@ class RandomGridMasks(Masks):
     A random grid is stretched linearly as in :class:`~monai_saliency.RISEMasks`, but a cell has a size, not the grid.
     Along an axis of n voxels a grid of cells of c voxels has ``g = ceil(n / c) + 1`` cells, and the image is
     taken from its middle, moved at random by ``t`` with ``-floor(c / 2) <= t < floor(c / 2)``:
-    ``M(v) = stretched(v + floor((g * c - n) / 2) + t)``. In 2D the masks equal those of ``RandomGrid`` for the same
+    ``M(v) = stretched(v + floor((g * c - n) / 2) + t)``. In 2D the masks equal ``RandomGrid``'s for the same
     seed and ``threads=0``.
 
     Args:
@@ -199,10 +199,10 @@ class MCRISEMasks(RISEMasks):
     """Random smooth masks of MC-RISE (Hatakeyama et al., ACCV 2020, section 3), in 2D and 3D: each hidden cell draws
     one of K fills.
 
-    Cells are kept with probability ``p1`` and shifted as those of :class:`~monai_saliency.RISEMasks`. Each fill k has
+    Cells are kept with probability ``p1`` and shifted as in :class:`~monai_saliency.RISEMasks`. Each fill k has
     its own mask M_k, 0 where it replaces the voxel and 1 elsewhere. So a rendered mask is ``(K, *spatial)``, and the
     perturbed image is ``(1 - sum_k (1 - M_k)) * image + sum_k (1 - M_k) * fill_k``. Fill 0 is the case's own. In 2D the
-    masks equal those of xaitk-saliency's ``MCRISEGrid`` for the same seed and ``threads=0``. Another number of masks
+    masks equal xaitk-saliency's ``MCRISEGrid`` for the same seed and ``threads=0``. Another number of masks
     draws other fills for the same cells.
 
     Use with :class:`~monai_saliency.MCRISEScoring` or :class:`~monai_saliency.OcclusionScoring`.

@@ -22,12 +22,12 @@ from monai_saliency.utils.tensors import to_device
 
 __all__ = ["BoundBoxMasks", "MultiScaleWindowMasks", "PatchWindowMasks", "SlidingWindowMasks", "affordable"]
 
-#: predictions of the image that a map costs at most, where nobody says how fine it shall be
+#: by default a map costs at most as much as this number of predictions of the image
 _AFFORDABLE = 50
 
 
 class BoundBoxMasks(BoundMasks):
-    """Masks of which each hides one box and keeps the rest. A subclass implements :meth:`codes`."""
+    """Masks that each hide one box and keep the rest. A subclass implements :meth:`codes`."""
 
     @abstractmethod
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
@@ -172,7 +172,7 @@ class MultiScaleWindowMasks(Masks):
         window_size: edge of a window of the first level in ``unit``, one number or one per axis; by default a quarter
             of each axis of the image, in whole voxels, rounded up.
         levels: how many sizes, at least 1, each half as long as the one before, rounded down, at least one voxel. A
-            level whose windows are those of the level before is left out.
+            level with the same windows as the level before is left out.
         stride: of the first level in ``unit``; by default half of each level's window.
         unit: as for :class:`~monai_saliency.SlidingWindowMasks`.
         smooth: as for :class:`~monai_saliency.SlidingWindowMasks`.
@@ -278,8 +278,8 @@ class PatchWindowMasks(Masks):
 
 
 def affordable(grid: PatchGrid, most: int, finer: bool = True) -> list[int]:
-    """The edges of windows side by side that cost at most so many predictions of the image: a step from patch to patch,
-    longer if it must be; with ``finer``, the smallest windows.
+    """The edges of windows side by side that cost at most ``most`` predictions of the image: a step from patch to
+    patch, longer if it must be; with ``finer``, the smallest windows.
     """
     divide, times = 1, 1
     while grid.predictions(grid.window(1, times)) > most:

@@ -81,10 +81,10 @@ class Supervoxels:
         share = np.bincount(labels.ravel()).max() / labels.size
         if self.num_regions > 2 and share > 0.5:
             logger.warning(
-                "one supervoxel holds %.0f %% of the voxels, where %d were asked for, so a map of them says little: "
+                "one of %d supervoxels holds %.0f %% of the voxels, so the map cannot show where the evidence is: "
                 "raise `compactness` (%g) for regions of more equal size, or clip the brightest voxels",
-                100 * share,
                 self.num_regions,
+                100 * share,
                 self.compactness,
             )
 
@@ -118,7 +118,7 @@ class OrganSupervoxels(Supervoxels):
     needs_labels = True
 
     def __call__(self, image: Tensor, spacing: Spacing = None, labels: Tensor | None = None) -> Tensor:
-        """Make the regions of one image, as :class:`Supervoxels` does, those of the lowest label first."""
+        """Make the regions of one image, as :class:`Supervoxels` does, starting with the lowest label."""
         if labels is None:
             raise ValueError("OrganSupervoxels need the case's label map: give `labels`, or take Supervoxels")
         scaled, parts = self._scaled(image), labels.reshape(image.shape[1:]).cpu().numpy()

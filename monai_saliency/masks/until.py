@@ -21,7 +21,7 @@ _REGIONS = 5
 
 
 class UntilMasks(Masks):
-    """Random masks of another family, asked for in rounds until the map is good enough, or all are used.
+    """Random masks of another family, in rounds until the map is good enough, or all are used.
 
     After each round the map is made twice, of the masks at even and at odd places. r is the correlation of the two
     (Pearson) over voxels, or over regions where masks hide regions. The *agreement* is ``2 r / (1 + r)``
@@ -29,7 +29,7 @@ class UntilMasks(Masks):
     several maps, the lowest agreement counts. That of a map without any difference is 0.
 
     Each further round has half as many masks as were scored before it, so that few maps are made on the way: 100, 150,
-    225, 337, ... masks in all. Mask i is that of the other family, so a map that stops after n masks is the map of n
+    225, 337, ... masks in all. Mask i is mask i of the other family, so a map that stops after n masks is the map of n
     masks.
 
     Args:
@@ -56,7 +56,7 @@ class UntilMasks(Masks):
 
     def __init__(self, masks: Masks, estimator: Any, until: float = 0.95, first: int | None = None) -> None:
         self.masks = instance("masks", masks, Masks, "masks such as RISEMasks(4000)")
-        most = getattr(getattr(masks, "masks", masks), "num_masks", None)  # of masks of channels, those of the family
+        most = getattr(getattr(masks, "masks", masks), "num_masks", None)  # channel masks: the number of their family
         if most is None:
             raise ValueError(
                 f"`until` needs masks that are drawn at random, with a `num_masks`, and {type(masks).__name__} are not"
@@ -88,7 +88,7 @@ class UntilMasks(Masks):
 
 
 class _Rounds(BoundMasks):
-    """What lets masks of one round come in several."""
+    """Splits one round of masks into several."""
 
     settings: UntilMasks
     known: dict[tuple[bytes, ...], float]
@@ -145,7 +145,7 @@ def ended(found: float, until: float) -> str:
 
 
 def _agreement(one: Tensor, other: Tensor) -> float:
-    """How far a map of all masks would agree with another one, from those of two halves (Spearman-Brown)."""
+    """How far a map of all masks would agree with another one, estimated from two halves (Spearman-Brown)."""
     found = _correlation(one, other)
     return 2 * found / (1 + found) if found > 0 else found
 

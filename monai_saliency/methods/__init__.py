@@ -4,7 +4,7 @@ Each is a function whose own settings come first, then ``*, target, estimator=No
 the SLURM job and the tracker read its ids, defaults and help from its signature; a function of your own with such a
 signature works wherever these do, by its dotted path, as in ``--method my_package.my_method --size 7``.
 
-``target`` is which number is explained; ``settings`` are the arguments that all methods share, those of
+``target`` is which number is explained; ``settings`` are the arguments that all methods share, the arguments of
 :class:`~monai_saliency.inferers.inferer.PerturbationInferer`: ``fill``, ``inferer``, ``mask_batch_size``, ``inputs``,
 ``output``, ``progress`` and ``patch_memory``.
 """

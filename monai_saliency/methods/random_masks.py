@@ -189,7 +189,7 @@ def mc_rise(
         grid_size: cells along each axis, one number or one per axis: finer cells, finer maps, more masks needed.
         p1: probability above 0 and below 1 that a cell is kept.
         seed: of the random masks.
-        more_fills: fills beside ``fill``, which is the first one: each a number, one number per channel such as
+        more_fills: fills in addition to ``fill``, which is the first one: each a number, one number per channel such as
             ``[[1, 0, 0], [0, 1, 0]]``, or a fill such as ``BlurFill()``.
         form: ``"centred"``, or a published form for comparison: ``"debiased"`` or ``"xaitk"``, of the other sign
             (:class:`~monai_saliency.MCRISEScoring`).

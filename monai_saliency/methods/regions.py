@@ -43,7 +43,7 @@ def region_occlusion(
     """Occlusion of whole regions, organs or supervoxels: which organ?
 
     By default each region is hidden in turn, and its value, the same on all its voxels, is how far the score falls.
-    With ``num_coalitions`` random sets of regions are hidden together, which also finds regions that stand in for each
+    With ``num_coalitions`` random sets of regions are hidden together, which also finds regions that replace each
     other, and the value is RISE's, centred.
 
     Args:
@@ -51,11 +51,11 @@ def region_occlusion(
             of the first round.
         p1: probability in (0, 1] that a region is kept in a random set.
         seed: of random sets.
-        regions: makes the regions of an image, such as ``Supervoxels(200, compactness=0.5)``; by default they are those
-            of the case's label map.
+        regions: makes the regions of an image, such as ``Supervoxels(200, compactness=0.5)``; by default the
+            regions of the case's label map.
         num_supervoxels: about how many regions to make of the image itself, as ``regions=Supervoxels(...)`` does.
         per_channel: hide one channel at a time, and make a map for each channel.
-        until: stop when the regions' values agree so well with those of as many other random sets, as for
+        until: stop when the regions' values agree this well with the values of as many other random sets, see
             :func:`rise`. By default all sets are scored.
         budget: the largest number of random sets with ``until``, 4000 by default.
         smooth: width in voxels over which the edge of a region rises, one number or one per axis; crisp by default.
@@ -124,23 +124,24 @@ def shapley(
     **settings: Any,
 ) -> PerturbationInferer:
     """Shapley values of regions (Shapley 1953): what each organ or supervoxel adds to the score, on average over all
-    orders in which they may come into the image.
+    orders of adding them to the image.
 
-    The values of the regions sum to the score of the image less the score of the fill. A region's value stands on all
-    its voxels; :func:`~monai_saliency.shapley_values` gives the regions' values. They are exact by default, for at most
+    The values of the regions sum to the score of the image less the score of the fill. All voxels of a region get its
+    value; :func:`~monai_saliency.shapley_values` gives the regions' values. They are exact by default, for at most
     14 regions. Under a ``SlidingWindowInferer``, and for a target that is a mean over voxels
     (:class:`~monai_saliency.RegionScore`), only regions that meet in the patches over one voxel count: dozens of organs
     are exact too, from at most as many forwards of a patch as there are sets of the regions in it. Of a mean of the
     network's output as it is (``activation="none"``) only regions that meet in one patch count. Where too many regions
-    meet, all sets inside a patch are scored as far as they can be, and random sets of the rest, for which no patch is
-    run again: the values of these regions are estimates then, as the summary's ``stopped`` says, with a standard error.
+    meet, all sets inside a patch are scored as far as they can be, and random sets of the rest, which need no patch
+    run again: the values of these regions are estimates then, as ``stopped`` in the summary reports, with a standard
+    error.
 
     Args:
         num_coalitions: how many sets of regions are scored for an estimate (KernelSHAP, Leverage SHAP: arXiv
             2410.01917): ten for each region are a good start, three the least. By default all that there are, or that
             decide the score, at most about 2^16; ten for each region where too many meet in one patch.
         regions: makes the regions of an image, such as ``Supervoxels(10)``, or ``OrganSupervoxels(10)`` of the label
-            map too; by default they are those of the case's label map.
+            map too; by default the regions of the case's label map.
         seed: of random sets.
         num_supervoxels: about how many regions to make of the image itself, as ``regions=Supervoxels(...)`` does.
         background: whether the voxels of no region, label 0, are a region too. If not, they are always kept, and the
@@ -172,7 +173,7 @@ def shapley(
 
 
 def _regions(regions: Any, num_supervoxels: int | None) -> Any:
-    """What makes the regions of an image; None for the case's label map."""
+    """A function that makes the regions of an image; None for the case's label map."""
     if num_supervoxels is None:
         return regions
     whole_number("num_supervoxels", num_supervoxels, 1)

@@ -158,8 +158,8 @@ def hierarchical_occlusion(
     """Windows that are halved in rounds where hiding them lets the score fall most: a fine map from few forwards (HiPe,
     Cooper et al., arXiv 2103.05108).
 
-    Under a ``SlidingWindowInferer`` the windows lie on the grid of its patches, as those of :func:`patch_windows`.
-    With ``regions`` the first level is organs or supervoxels, of which those that matter are split by windows: which
+    Under a ``SlidingWindowInferer`` the windows lie on the grid of its patches, as in :func:`patch_windows`.
+    With ``regions`` the first level is organs or supervoxels, and windows split the ones that matter: which
     organ, and where in it?
 
     A voxel's value is the sum of the score's falls, one for each window size that hid it. So it can exceed 1 for a
@@ -168,13 +168,13 @@ def hierarchical_occlusion(
     Args:
         window_size: edge of a window of the first level, one number or one per axis. By default there are about 64;
             under a ``SlidingWindowInferer`` it is about the step from patch to patch, and up to four levels cost at
-            most 40 predictions of the image for each score. With ``regions`` it is that of the second level.
+            most 40 predictions of the image for each score. With ``regions`` it is the size at the second level.
         levels: how many sizes, each half as long as the one before.
         keep: share of a level's windows that is refined.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
         smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
         regions: makes the regions of the first level from an image, such as ``Supervoxels(50)``; ``"label_map"`` for
-            those of the case's label map. By default the first level is windows.
+            the regions of the case's label map. By default the first level is windows.
         estimator: ``HierarchicalScoring()`` by default.
 
     Raises:
@@ -286,7 +286,7 @@ def squared_difference(
     """Perturbation saliency (Greydanus et al., ICML 2018): discs or balls that slide over the image, and half the
     squared change of the score. The value has no sign and is not in the score's unit.
 
-    The paper's own settings are those of a small image: ``radius=1, stride=5, sigma=5``, and the fill ``BlurFill(3)``.
+    The paper's own settings are for a small image: ``radius=1, stride=5, sigma=5``, and the fill ``BlurFill(3)``.
 
     Args:
         radius: half axes of the ellipsoid, one number or one per axis; a sixteenth of each axis by default.

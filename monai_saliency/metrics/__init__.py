@@ -1,7 +1,7 @@
 """Numbers that describe maps.
 
 Metrics are MONAI's ``CumulativeIterationMetric``: call them with a batch of maps ``(B, K, *spatial)`` and what these
-are compared with, then ``aggregate()``. Each says by ``higher_is_better`` which direction is good.
+are compared with, then ``aggregate()``. ``higher_is_better`` is the good direction of each.
 
 ======================  ===================================================================================
 module                  what it measures
@@ -12,8 +12,8 @@ module                  what it measures
 ``infidelity``          with the network: infidelity and sensitivity-n
 ``method_checks``       maps made again: with another seed or fill, or by a randomised copy of the network
 ``control_maps``        maps that know nothing of the network, and which metrics they pass
-``agreement``           two maps of one scan, and those of two runs: ``python -m monai_saliency compare A B``
-``base``                the contract of metrics: :class:`SaliencyMetric`, and of those that run the network
+``agreement``           two maps of one scan, and the maps of two runs: ``python -m monai_saliency compare A B``
+``base``                the contract of metrics: :class:`SaliencyMetric`, and of metrics that run the network
 ======================  ===================================================================================
 """
 

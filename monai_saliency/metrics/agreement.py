@@ -1,4 +1,4 @@
-"""How far do maps agree: two maps of one scan, and those of two runs (``python -m monai_saliency compare A B``)?"""
+"""How far do maps agree: two maps of one scan, or all maps of two runs (``python -m monai_saliency compare A B``)?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Controls: maps that know nothing of the network. A metric that they pass says nothing about a map."""
+"""Controls: maps made without the network. A metric that they pass cannot judge a map."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Controlled:
 
     @property
     def passed_by(self) -> tuple[str, ...]:
-        """The controls that are at least as good as the maps. Where there is one, the metric is no praise."""
+        """The controls that are at least as good as the maps: with any, a good metric is no evidence for a map."""
         sign = 1 if self.higher_is_better else -1
         return tuple(name for name, value in self.controls.items() if sign * value >= sign * self.value)
 

@@ -44,7 +44,7 @@ class Infidelity(_SumsAndDrops):
     masks of ``(beta * sum((1 - M) * S) - (f0 - f)) ** 2``. Our maps say what hiding a voxel takes from the score, so
     the perturbation counts as the share that is hidden (captum's attributions that are multiplied by the input).
 
-    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.base.NetworkMetric`.
+    For ``inferer``, ``network`` and ``options`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Args:
         masks: which perturbed images; by default ``RISEMasks(200, seed=1)``. Take another seed than the maps have.
@@ -91,7 +91,7 @@ class SensitivityN(_SumsAndDrops):
     Pearson's correlation over random subsets of n cells of a grid. NaN where the sums or the falls are all equal, so
     where the map or the network is flat.
 
-    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.base.NetworkMetric`.
+    For ``inferer``, ``network`` and ``options`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Args:
         num_hidden: n, how many cells are hidden together.

@@ -71,7 +71,7 @@ class Repeatability(_AgainstOthers):
 
     Repeatable is not right: a method that always shows the middle of the scan repeats perfectly.
 
-    ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.base.NetworkMetric`.
+    For ``network`` and ``options`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Args:
         inferer: what made the maps. Its masks must have a seed.
@@ -105,7 +105,7 @@ class FillAgreement(_AgainstOthers):
 
     Where it is low, the map shows what the fill brings in as much as what the scan holds.
 
-    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.base.NetworkMetric`.
+    For ``inferer``, ``network`` and ``options`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Args:
         fills: other fills, at least one, such as ``[MeanFill(), BlurFill()]``.
@@ -126,7 +126,7 @@ class ParameterRandomisation(_AgainstOthers):
     """Spearman's rank correlation between a map and the map of a randomised copy of the network (Adebayo et al.,
     NeurIPS 2018, section 3). In [-1, 1], lower is better, about 0 where the map depends on what was learned.
 
-    A flat map of the randomised network, in which nothing matters, has nothing in common with the map: 0. NaN where the
+    If the map of the randomised network is flat, the value is 0. NaN where the
     map itself is flat.
 
     Args:
@@ -167,10 +167,10 @@ class EfficientParameterRandomisation(ParameterRandomisation):
     Checks Revisited, arXiv 2401.06465): ``(H(randomised) - H(map)) / H(map)``. Higher is better: what was learned gave
     the map its order. About 0 where the map does not depend on the parameters.
 
-    H is the entropy of the histogram of a map's values, :func:`entropy`. It knows nothing of where values lie: read it
-    together with :class:`ParameterRandomisation`. NaN where the map is flat.
+    H is the entropy of the histogram of a map's values, :func:`entropy`. It does not depend on where the values lie:
+    read it together with :class:`ParameterRandomisation`. NaN where the map is flat.
 
-    ``inferer``, ``network``, ``seed`` and ``options`` are those of :class:`ParameterRandomisation`.
+    For ``inferer``, ``network``, ``seed`` and ``options`` see :class:`ParameterRandomisation`.
 
     Args:
         bins: of the histogram, at least 2; 100 as in the paper.
@@ -238,6 +238,6 @@ def _with_seed(masks: Masks, seed: int) -> Masks:
             "for masks with a seed, such as RISEMasks"
         )
     if changed.seed == seed:
-        raise ValueError(f"`seed` must be another one than that of the map's masks, got {seed}")
+        raise ValueError(f"`seed` must differ from the seed of the map's masks, got {seed}")
     changed.seed = seed
     return changed

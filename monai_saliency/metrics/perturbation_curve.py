@@ -90,7 +90,7 @@ class Deletion(_Curve):
     Deletion also rewards maps that destroy the image's structure early: compare with the controls
     (:func:`~monai_saliency.metrics.control_maps.with_controls`).
 
-    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.base.NetworkMetric`.
+    For ``inferer``, ``network`` and ``options`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Args:
         steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.

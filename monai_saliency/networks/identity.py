@@ -1,4 +1,4 @@
-"""What decides the scores: the network, and for stored scores also the settings, the image and its file."""
+"""Identifies all that decides the scores: the network, and for stored scores also settings, image and file."""
 
 from __future__ import annotations
 

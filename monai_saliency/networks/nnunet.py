@@ -86,7 +86,7 @@ class NNUNetModel:
         folder: the model folder ``<trainer>__<plans>__<configuration>``, with ``plans.json``, ``dataset.json`` and a
             folder ``fold_<fold>`` for each fold; or the folder of a dataset that holds such folders.
         folds: the folds whose logits are averaged: numbers, or ``"all"``. By default all numbered folds that have the
-            checkpoint, or ``fold_all`` where there is no other.
+            checkpoint, or ``fold_all`` if it is the only one.
         configuration: such as ``"3d_fullres"``: which model of a dataset's folder. Needed only where there are
             several.
         checkpoint: the file in each fold's folder.
@@ -120,7 +120,7 @@ class NNUNetModel:
         reader = str(self.plans["image_reader_writer"])
         if reader not in _READERS:
             raise ValueError(
-                f"the scans of {self.folder} are read by {reader}, and only those of {', '.join(_READERS)} are "
+                f"the scans of {self.folder} are read by {reader}, and only scans of {', '.join(_READERS)} are "
                 "explained: save them as NIfTI, and write `image_reader_writer`: SimpleITKIO into plans.json"
             )
         self.reorients = reader.endswith("WithReorient")

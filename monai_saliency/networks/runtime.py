@@ -100,7 +100,7 @@ class Accelerated(torch.nn.Module):
 
     @property
     def computes_in(self) -> torch.dtype | None:
-        """The type in which it computes where that is a coarser one than its parameters'."""
+        """The type that it computes in, if coarser than its parameters' type."""
         return _TYPES.get(self.settings.get("amp", ""))
 
     @property

@@ -48,7 +48,7 @@ _TAGS = ["SOPClassUID", "SeriesInstanceUID", "Rows", "ImageType"]
 
 
 def series_id(uid: str) -> str:
-    """What a series is called: a hash of its UID, which tells nothing about the patient."""
+    """The name of a series: a hash of its UID, which reveals nothing about the patient."""
     return f"series-{sha256(uid.encode()).hexdigest()[:12]}"
 
 

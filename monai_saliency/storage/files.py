@@ -53,7 +53,7 @@ TURNED = "turned_by_exif"  # in the meta data of a photograph: whether it is tur
 _ORIENTATION = 274  # the tag of EXIF
 _TEMPORARY = ".tmp-"
 _LEFT = 3600  # seconds since the last byte, after which nobody writes to a temporary file any more
-# What the file system says of one name. Other names may do.
+# Errors of the file system about one name; another name may work.
 _BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EISDIR}
 _COMPLEX = "its voxels are complex numbers: save their magnitude, or the part that the network is for, as a scan"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -86,7 +86,7 @@ FORMATS = (
 
 
 def format_of(path: str | Path) -> Format | None:
-    """The format of a file by its suffix; None where it is none of ours."""
+    """The format of a file by its suffix; None if the suffix is unknown."""
     name = Path(path).name.lower()
     return next((each for each in FORMATS if name.endswith(each.suffixes)), None)
 

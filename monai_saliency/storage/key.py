@@ -56,11 +56,11 @@ def fingerprint(value: Any, files: bool = False) -> str:
     """The sha256 of a value: plain values, containers, arrays, tensors, networks, named functions and other objects.
 
     An object is known by its class and its attributes. Classes and functions are known by their importable names, and
-    by the version of their package; those of the user's own by the content of their file. The order of a dictionary and
+    by the version of their package; the user's own code by the content of its file. The order of a dictionary and
     of a list counts, the order of a set and of attributes does not. Other code that these call, the files that they
     read, and environment variables do not count: a result that depends on them needs a name, such as a ``network_id``.
 
-    With ``files``, text that names a file stands for the file's content too, by its size and time. A value that cannot
+    With ``files``, text that names a file includes the file's content, by its size and time. A value that cannot
     be identified raises :class:`Unfingerprintable`, whose text names it.
     """
     try:
@@ -164,7 +164,9 @@ def _object(value: Any, apart: Callable[[Any], Any]) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _code_mark(value: Any) -> str:
-    """What identifies a class or function: its importable name, and the versions of its code and of its bases."""
+    """What identifies a class or function: its importable name, the version of its code and the versions of its
+    bases.
+    """
     bare = value.__name__
     name = getattr(value, "__qualname__", None) or bare
     # Functions written in C often name no module, or a module that does not hold them.

@@ -52,7 +52,7 @@ def load_label(path: str | Path, scan: torch.Tensor | None = None) -> tuple[np.n
     values, affine = label.numpy(), to_affine_nd(3, affine_in_mm(label))
     values = values.reshape(len(values), *[*values.shape[1:], 1, 1][:3])
     if format_of(path) is JPEG and len(kinds := np.unique(values)) > 2:
-        raise AdviceError(f"it holds {len(kinds)} labels, of which some are made by JPEG: save it as a PNG, unpacked")
+        raise AdviceError(f"it holds {len(kinds)} labels, and JPEG has made some of them: save it as a PNG, unpacked")
     if isinstance(scan, MetaTensor) and MetaKeys.SPATIAL_SHAPE in scan.meta:
         affine = _placed(str(path), values.shape[1:], affine, scan)
     return values, affine
@@ -77,7 +77,7 @@ def _placed(path: str, shape: tuple[int, ...], affine: np.ndarray, scan: MetaTen
 
 
 def _stretched(path: str, shape: tuple[int, ...], whole: tuple[int, ...]) -> np.ndarray:
-    """The voxels ``(4, 4)`` of a picture of shape ``whole`` under those of its label map."""
+    """The voxels ``(4, 4)`` of a picture of shape ``whole`` under the voxels of its label map."""
     sizes = [" x ".join(map(str, each[: 2 if each[2] == 1 else 3])) for each in (shape, whole)]
     across, down, through = scale = np.divide(whole, shape)
     # Both have whole numbers of pixels.
@@ -126,8 +126,10 @@ def label_problem(label: torch.Tensor, image: torch.Tensor) -> str | None:
     off = apart(shape, own, its)
     if off <= 0.1 * min(nib.affines.voxel_sizes(its)):
         return None
-    words = f"its affine {own.round(3).tolist()} puts voxels up to {off:.3g} mm from those of the preprocessed image"
-    # From these voxels to those of the files.
+    words = (
+        f"its affine {own.round(3).tolist()} puts voxels up to {off:.3g} mm from the voxels of the preprocessed image"
+    )
+    # From these voxels to the voxels of the files.
     moves = [np.linalg.pinv(file_affine(each.meta, at)) @ at for each, at in zip(both, (own, its), strict=True)]
     if apart(shape, *moves) > 0.1:
         return f"{words}, {its.round(3).tolist()}: give the label's key to each step of the image that moves voxels"

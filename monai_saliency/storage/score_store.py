@@ -47,7 +47,7 @@ class ScoreStore:
         It yields None when this run holds the lock, otherwise who holds it. On a file system without locks two runs may
         explain the same case: they write the same files.
         """
-        # Hidden, so that no case below a folder of this name, such as "a/lock" beside "a", has its folder there.
+        # Hidden, so that no case below a folder of this name, such as "a/lock" for a case "a", has its folder there.
         name = ".lock" if part is None or part.count == 1 else f".lock-{part.index}-of-{part.count}"
         return locked(case_file(self.root, case, "") / name, wait=False)
 

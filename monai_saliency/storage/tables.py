@@ -59,10 +59,10 @@ class CaseTable:
 
     Args:
         path: the file.
-        cases: the names of the cohort's cases. Rows of other cases are removed at the next change, and the log says so.
-            None keeps all.
-        columns: the names of the columns, with ``case`` among them. Default: the columns of ``summary.csv``, which has
-            those of ``--trust true`` only while a row has a value in one of them.
+        cases: the names of the cohort's cases. Rows of other cases are removed at the next change, with a line in the
+            log. None keeps all.
+        columns: the names of the columns, with ``case`` among them. Default: the columns of ``summary.csv``. The
+            columns of ``--trust true`` appear only if a row has a value in one of them.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class CaseTable:
             writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
 
     def read(self) -> list[dict[str, str]]:
-        """The rows of the file, sorted by case. Empty when there is no file, or one of another table.
+        """The rows of the file, sorted by case. Empty if the file is missing or belongs to another table.
 
         Columns that an earlier version did not write are empty. Rows have the further columns where the file has them.
         """
@@ -126,7 +126,7 @@ class CaseTable:
 
 
 def cell(value: Any) -> Any:
-    """A value as it stands in a table's file: a text that a spreadsheet would run has an apostrophe before it."""
+    """A value as written to a table's file: text that a spreadsheet would run gets an apostrophe in front."""
     if not isinstance(value, str):
         return value
     text = _kept(value)
@@ -134,7 +134,7 @@ def cell(value: Any) -> Any:
 
 
 def _kept(text: str) -> str:
-    """What a table keeps of a text: all but what its file cannot hold."""
+    """A text without the characters that a table's file cannot hold."""
     text = text.replace("\0", "\\x00")
     if len(text) > LONGEST_CELL + 50:  # what was cut before is not cut again
         text = f"{text[:LONGEST_CELL]} ... ({len(text):,} characters)"
@@ -142,12 +142,12 @@ def _kept(text: str) -> str:
 
 
 def _text(cell: str) -> str:
-    """The text that a cell stands for."""
+    """The text of a cell, without the apostrophe in front."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 class Failures:
-    """``failures.csv``: one row for each failed case, with the stage in which it failed and the error in one line.
+    """``failures.csv``: one row for each failed case, with the stage where it failed and the error in one line.
 
     Without failures there is no file. Several runs on one folder write to the same file.
 
@@ -185,8 +185,8 @@ class Failures:
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
         """Add the row of a failed case, or raise its error: if ``strict``, or an OutputError, which all others meet.
 
-        ``stage`` is ``load``, ``predict`` or ``explain``. The error's traceback goes to the log; ``trace`` is that of a
-        worker process as text.
+        ``stage`` is ``load``, ``predict`` or ``explain``. The error's traceback goes to the log; ``trace`` is the
+        traceback of a worker process as text.
         """
         if isinstance(output_error := root_cause(error), OutputError):
             raise output_error

@@ -62,7 +62,7 @@ class AutoTarget(Target):
     ============================  ===================================================================================
 
     Predicted is what the bundle's own postprocessing makes a label of: the highest channel, or all that reach its
-    threshold, after its own activation. Where it makes no labels, it is the highest channel, or all with a probability
+    threshold, after its own activation. If it makes no labels, it is the highest channel, or all with a probability
     above 0.5 after a sigmoid.
 
     What a score means (a probability or the network's own number, one class of several or several at once) is the same
@@ -89,8 +89,8 @@ class AutoTarget(Target):
 
     Raises:
         ValueError: for another string as ``classes``, and (from ``bind``) when the output has nothing to explain, when
-            it may hold probabilities or logits and nothing says which, or when an activation is for classes and the
-            output has another shape, such as ``(B, 1, C)``.
+            it may hold probabilities or logits and no setting decides which, or when an activation is for classes and
+            the output has another shape, such as ``(B, 1, C)``.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class AutoTarget(Target):
         reading = known or Reading()
         spatial = values.ndim == case.image.ndim + 1
         one_channel = values.shape[1:2] == (1,)
-        # One number or one image, of which nothing makes a class.
+        # One number or one image, and no step makes a class of it.
         own = one_channel and self.activation in (None, "none") and not (reading.activation or reading.discrete)
         if spatial and own:
             words = f"image regression: mean of output channel 0{where}, as the network gives it"

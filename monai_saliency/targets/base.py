@@ -45,7 +45,7 @@ _SPANS = {"probability": 1.0, "0 to 1": 1.0, "-1 to 1": 2.0}
 
 
 class Quantity(NamedTuple):
-    """What a score is."""
+    """The name, unit and range of a score."""
 
     words: str
     unit: str
@@ -57,7 +57,7 @@ class Quantity(NamedTuple):
 
 
 def quantity_after(activation: str) -> Quantity:
-    """What an activation of :data:`ACTIVATIONS` makes of the network's output."""
+    """The quantity of the network's output after an activation of :data:`ACTIVATIONS`."""
     if activation == "none":
         return Quantity("network output", "network output")
     return Quantity(f"{activation} probability", "probability")
@@ -74,7 +74,7 @@ class BoundTarget(ABC):
         labels: what each of the K scores is: the index of a class or channel, or a description.
         channels_read: the output channels that the scores depend on, ascending; None for all.
         additive: whether the scores are the sum of the :meth:`contribution` of boxes.
-        vouch: numbers ``(V,)`` of the output for the unperturbed image, by which stored scores are recognised; None
+        vouch: numbers ``(V,)`` of the output for the unperturbed image, to recognise stored scores; None
             where the scores of that image do this. A target whose own reference scores the same for every image
             sets it, by :func:`digits`.
         members: of how many networks the scores are: K is a multiple of it, the first network's come first.
@@ -110,7 +110,9 @@ class BoundTarget(ABC):
         return {}
 
     def quantity(self) -> Quantity:
-        """What the scores are, and in which unit, for tables. A target's settings decide it, not a case's numbers."""
+        """Name and unit of the scores, for tables. They follow from the target's settings, not from a case's
+        numbers.
+        """
         return Quantity(f"score of {type(self).__name__.removeprefix('_')}", "")
 
 
@@ -136,7 +138,7 @@ class Target(ABC):
 
 
 class MemberTarget(Target):
-    """The scores of a target for each of k networks, whose outputs ``(B, C, ...)`` stand side by side along axis 1."""
+    """The scores of a target for each of k networks, whose outputs ``(B, C, ...)`` are concatenated along axis 1."""
 
     def __init__(self, target: Target, count: int) -> None:
         self.target = target
@@ -186,7 +188,7 @@ def sums_to_one(values: torch.Tensor) -> bool:
 
 
 def label_name(label: int | str) -> str:
-    """A label of :attr:`BoundTarget.labels` as it stands in a sentence: ``"class 2"`` for 2, words unchanged."""
+    """A label of :attr:`BoundTarget.labels` as used in a sentence: ``"class 2"`` for 2, words unchanged."""
     return label if isinstance(label, str) else f"class {label}"
 
 

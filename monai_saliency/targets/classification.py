@@ -123,7 +123,7 @@ class _BoundClassScore(BoundTarget):
                 return {"prediction": int(score > 0.5), "probability": max(score, 1 - score)}
             # A logit or a probability: between 0 and one half they disagree.
             return {} if 0 < score <= 0.5 else {"prediction": int(score > 0)}
-        # Without an activation the scores may be logits, of which only the order is known.
+        # Without an activation the scores may be logits: only their order is known.
         probable = self.activation != "none" or (in_unit_interval(self.reference) and sums_to_one(self.reference[None]))
         return {"prediction": int(self.reference.argmax())} | ({"probability": score} if probable else {})
 

@@ -62,7 +62,8 @@ class DetectionScore(Target):
       used as objectness. This is the paper's formula for score vectors that are 0 except for their label. Scores of a
       single class ``(N, 1)`` are read in this way too, since the cosine of one score does not depend on it.
 
-    Boxes are in voxels. A center and a size are told from corners only where they are no corners: convert them before.
+    Boxes are in voxels. Convert boxes given as center and size before: they are recognised only if they cannot be
+    corners.
 
     Args:
         threshold: explain the boxes of the unperturbed image that score at least this, the highest first.

@@ -1,4 +1,4 @@
-"""What a bundle's postprocessing makes of the network's output: its activation, and its labels."""
+"""The activation and the labels that a bundle's postprocessing makes from the network's output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Reading:
     threshold: float = 0.5  # in the unit of the activation's values, or of the network's numbers
 
     def then(self, step: Reading) -> Reading:
-        """What this and a further step make of the prediction; what follows labels changes nothing."""
+        """This and a further step together; steps after the labels change nothing."""
         if self.discrete:
             return self
         unread = self.unread or step.unread
@@ -43,8 +43,8 @@ class Reading:
         return Reading(known, step.discrete, unread, step.threshold)
 
     def labels(self, values: torch.Tensor, activation: str) -> Labels:
-        """The labels that the bundle makes of an output ``(1, C, *spatial)``. The score's activation counts where the
-        bundle makes no labels, and stands for a function that cannot be read.
+        """The labels that the bundle makes of an output ``(1, C, *spatial)``. The score's activation is used if the
+        bundle makes no labels, or if a function of the bundle cannot be read.
         """
         found, several = values[0], values.shape[1] > 1
         own = self.activation or (activation if self.unread else "none")
@@ -80,7 +80,7 @@ def read_postprocessing(transform: Any) -> dict[Any, Reading]:
         for index, key in enumerate(getattr(each, "keys", None) or [CommonKeys.PRED]):
             for step in _steps(each, index):
                 readings[key] = readings.get(key, Reading()).then(step)
-    # Probabilities that are changed leave the score what its name says, where no labels are made of them.
+    # Changed probabilities leave the score as it is, unless labels are made from them.
     return {key: replace(each, unread=None) if each.activation else each for key, each in readings.items()}
 
 
@@ -116,5 +116,5 @@ def _steps(transform: Any, index: int) -> Iterator[Reading]:
 
 
 def _unread(function: Any) -> Reading:
-    """A function is not tried, since it may note what it is given: `activation` says what its numbers are."""
+    """A function is not tried out, since a call may change it: the user gives `activation` instead."""
     return Reading(unread=f"applies {getattr(function, '__name__', type(function).__name__)} to it")

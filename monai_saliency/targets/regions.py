@@ -17,7 +17,7 @@ __all__ = ["Labels", "check_region", "components", "given_region", "label_region
 
 class Labels:
     """Labels of one image: bool ``(C, *spatial)``, which may overlap, or the channel of each voxel ``(*spatial)``; a
-    number that is not a channel stands for none. Channel 0 may be background.
+    number that is not a channel means no label. Channel 0 may be background.
     """
 
     def __init__(self, values: torch.Tensor, background: bool) -> None:

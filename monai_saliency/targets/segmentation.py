@@ -80,7 +80,7 @@ class _SegmentationTarget(Target):
             region = self._region(channel, output, case)
             if not bool(region.any()):
                 raise ValueError(
-                    f"{where} of channel {channel} is empty, so there is no score to explain; "
+                    f"{where} of channel {channel} is empty, so it has no score to explain; "
                     "choose another `channel`, give `region` as a label tensor"
                     + (", or use region='all'" if "all" in self.regions else "")
                 )
@@ -127,8 +127,8 @@ class RegionScore(_SegmentationTarget):
     does not move the region.
 
     Args:
-        channel: the output channel to explain, or several, each with its own map. ``"predicted"``: all channels to
-            which the unperturbed output gives a voxel, without the background (channel 0; with ``"sigmoid"`` channel 0
+        channel: the output channel to explain, or several, each with its own map. ``"predicted"``: all channels with
+            a voxel in the unperturbed output, without the background (channel 0; with ``"sigmoid"`` channel 0
             is not background).
         activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``, as for :class:`ClassScore`.
         region: one of:

@@ -137,7 +137,7 @@ class FieldSimilarity(Target):
         else:
             return _BoundFieldSimilarity(field.clone(), slice(None))
         if not bool(region.any()):
-            raise ValueError("the region is empty, so there is no score to explain; use region='all'")
+            raise ValueError("the region is empty, so it has no score to explain; use region='all'")
         return _BoundFieldSimilarity(field.clone(), region.to(field.device).flatten().nonzero().flatten())
 
 

@@ -28,8 +28,8 @@ class CheckScand(MapTransform):
 
     Raises:
         CaseError: when called, for another number of spatial axes or channels, complex, NaN or infinite
-            voxels, a ``.nii.gz`` whose checksum is wrong, an affine that is singular or not finite, a NIfTI header of
-            which MONAI reads another place of the voxels than the sform, on whose grid maps are saved, or an affine
+            voxels, a ``.nii.gz`` whose checksum is wrong, an affine that is singular or not finite, a NIfTI header
+            that MONAI reads differently from its sform (maps are saved on the grid of the sform), or an affine
             that was not read in mm.
 
     Example::
@@ -63,7 +63,7 @@ class CheckScand(MapTransform):
             return (
                 f"the file is a {dims + 1}D series of {count} volumes or channels of shape {shape}, where {channels} "
                 "is expected: split it into files, list its modalities in a dataset.json if they are channels of one "
-                f"scan, or set --channels {count} for a network that takes so many"
+                f"scan, or set --channels {count} if the network takes {count} channels"
             )
         problem = header_problem(image)
         if problem is None and isinstance(image, MetaTensor) and mm_per_unit(image.meta) != 1:

@@ -34,7 +34,7 @@ class LoadRegionsd(MapTransform):
     Raises:
         ValueError: when there is not one name for each key.
         CaseError: when called, if a case has no label map, one that cannot be loaded, one with several channels, one
-            whose values are no labels, or one whose header gives it no place or a place beside the scan.
+            whose values are not labels, or one whose header puts it nowhere or outside the scan.
 
     Example::
 
@@ -62,7 +62,7 @@ class LoadRegionsd(MapTransform):
             if not d[key]:
                 raise CaseError(
                     case,
-                    f"it has no label map (its {key!r} is empty), so there are no regions to hide: list one in "
+                    f"it has no label map (its {key!r} is empty), so it has no regions to hide: list one in "
                     "dataset.json, or make regions from the scan itself (supervoxels)",
                 )
             try:
@@ -87,7 +87,7 @@ class LoadRegionsd(MapTransform):
         found = on_image(values[0], affine, image)
         if values.any() and not found.any():
             raise AdviceError(
-                f"none of its labels lies on the preprocessed scan: correct its affine {affine.round(3).tolist()}"
+                f"all of its labels lie outside the preprocessed scan: correct its affine {affine.round(3).tolist()}"
             )
         # float64 holds large labels exactly
         return MetaTensor(torch.as_tensor(found[None].astype(np.float64)), affine=image.affine.clone())

@@ -81,7 +81,8 @@ class Saliency(Transform, RandomizableTrait):
 
         Returns:
             the map as :meth:`__call__` returns it, and its standard error, of the same shape
-            (:attr:`~monai_saliency.Explanation.standard_error`); None where there is none, or it is not asked for.
+            (:attr:`~monai_saliency.Explanation.standard_error`); None if the method has none, or if it was not
+            requested.
         """
         image = convert_to_tensor(img, track_meta=True)
         batch = image[None]
@@ -107,11 +108,11 @@ class Saliencyd(MapTransform, RandomizableTrait):
         names: where the maps go, one for each key; ``"<key>_saliency"`` by default.
         device: where to explain; the image's own device by default.
         label_key: where an item holds its label map ``(1, *spatial)``, for masks and targets that are made of regions.
-        held_keys: where an item holds the network's other inputs, which stay as they are; they are passed on by these
-            names, as the inferer's ``inputs`` says.
+        held_keys: where an item holds the network's other inputs, which stay as they are; they are passed on under
+            these names, see the inferer's ``inputs``.
         allow_missing_keys: don't raise for a key that an item lacks.
         standard_error_names: where the maps' standard errors go, one for each key; by default they are not computed. An
-            item whose map has none, as that of windows, has no such key.
+            item whose map has none, such as a map of windows, lacks the key.
 
     Example::
 

@@ -128,15 +128,15 @@ class SaveSaliencyd(MapTransform):
     there. Each file is written completely or not at all. The item gets the key ``<key>_path`` with the path of the
     NIfTI file.
 
-    What an earlier run has written of the case under these keys, and is not written now, is removed.
+    Files of the case from an earlier run under these keys are removed, unless they are written again.
 
     Place it after ``Invertd``: a map whose shape or affine is not the scan's is refused. A step that moves voxels
     without recording it (such as slicing in a ``Lambdad``) may not be noticed. For a file that nibabel cannot read,
     such as a photograph, the grid is the one that MONAI gives it: the first axis counts the columns.
 
     Pictures of a cohort have one scale: the score's own range where the item has its ``"explanation"`` and the target
-    knows the range (1 for a probability), or ``scale``. Without either, each case has its own, which the picture says.
-    A picture uses the standard error beside the map (``"standard_error"`` for ``"saliency"``, else
+    knows the range (1 for a probability), or ``scale``. Without either, each case has its own scale, with a note in
+    the picture. A picture uses the standard error of the map (``"standard_error"`` for ``"saliency"``, else
     ``"<key>_standard_error"``) if it lies on the same grid, and otherwise the explanation's noise.
 
     Args:
@@ -223,7 +223,7 @@ class SaveSaliencyd(MapTransform):
         case, dims, scan = str(data["case"]), maps.ndim - 1, grid.voxels()
         gray, error = _gray(scan, dims, grid.header is None), data.get(error_key(str(key)))
         drawn = grid.affine if grid.drawn is None else grid.drawn
-        # A map that is not on its scan may have been moved in a way that no affine says.
+        # A map that is not on its scan may have been moved in a way that no affine records.
         label = None if self.grid_key in data else _label(case, data.get("label"), grid, data[key])
         if self.picture:
             is_here = isinstance(error, torch.Tensor) and tuple(error.shape) == maps.shape and grid.holds(error)
@@ -299,7 +299,7 @@ def _check_kept(case: str, key: str, maps: np.ndarray, explanation: Explanation 
 
 
 def _labels(explanation: Explanation | None) -> list[str] | None:
-    """The labels of the maps in the picture, where each channel or fill has one; else the title says enough."""
+    """The labels of the maps in the picture, if each channel or fill has one; else the title is enough."""
     if explanation is None or explanation.masks.channels is None:
         return None
     layer = explanation.masks.layer
@@ -326,7 +326,7 @@ def _unlink(path: Path) -> None:
 
 
 def _label(case: str, path: Any, grid: _Grid, saliency: torch.Tensor) -> np.ndarray | None:
-    """A case's label on the grid of its map ``(*spatial)``; None where there is none that can be read."""
+    """A case's label on the grid of its map ``(*spatial)``; None without a readable label."""
     if not isinstance(path, (str, Path)) or not os.path.isfile(path):
         return None
     try:

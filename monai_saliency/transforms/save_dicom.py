@@ -45,7 +45,7 @@ class SaveDicomd(MapTransform):
     has its own, ``name_<key>_1.dcm`` and so on. Other cases are left alone.
 
     These files belong to the scan's study, so they name its patient. Place it after ``Invertd``: a map must lie on the
-    series' own grid. What an earlier run has written of a case is removed.
+    series' own grid. Files of the case from an earlier run are removed.
 
     Args:
         keys: the keys of the maps ``(K, *spatial)``.

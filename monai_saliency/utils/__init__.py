@@ -1,3 +1,3 @@
-"""What every room needs: arguments, boxes, precision, tensors, optional imports, ranks, timing, profiling, patch grid,
+"""Helpers for every room: arguments, boxes, precision, tensors, optional imports, ranks, timing, profiling, patch grid,
 and the private names of other packages.
 """

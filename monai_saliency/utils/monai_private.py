@@ -20,7 +20,7 @@ from monai.engines import SupervisedEvaluator
 from monai.inferers.utils import _get_scan_interval as scan_interval
 from monai.metrics import CumulativeIterationMetric
 
-# The public function gives each hook another number, for each of which torch.compile compiles again.
+# The public function numbers each hook anew, and torch.compile compiles again for each number.
 from torch.nn.modules.module import _global_forward_pre_hooks
 
 # Only the configuration that torch calls experimental records all threads, and cases are loaded and saved in others.

@@ -82,7 +82,7 @@ class PatchGrid:
         return [min(-(-step * times // divide), n) for step, n in zip(self.step, shape, strict=True)]
 
     def predictions(self, window: Sequence[int]) -> float:
-        """What hiding windows side by side costs, in predictions of the image, its own one included, where outputs of
+        """Cost of hiding windows side by side, in predictions of the image, the unperturbed one included, if outputs of
         patches are remembered.
         """
         cost = 1.0

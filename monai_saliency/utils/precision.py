@@ -18,7 +18,7 @@ __all__ = [
     "score_precision",
 ]
 
-# How far two runs of a network on the same image may differ beside other images, relative to the largest value of the
+# How far two runs of a network on the same image may differ in other batches, relative to the largest value of the
 # output. Libraries choose their kernels by the batch size, and each kernel sums in its own order: a deep network in
 # float32 differs by 1e-6 to 1e-5 then. Each bound leaves a factor of ten for networks that amplify it. Rows that depend
 # on each other differ by far more: a softmax over a batch of two by a half.
@@ -43,7 +43,7 @@ def network_arithmetic(device: torch.device) -> AbstractContextManager[None]:
 
 
 def chosen_arithmetic() -> list[str]:
-    """What the user has chosen that changes a network's rounding: autocast in this thread, and TF32."""
+    """The user's choices that change a network's rounding: autocast in this thread, and TF32."""
     autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return [*(f"{device} {torch.get_autocast_dtype(device)}" for device in autocast), *_no_tf32.chosen()]
 
@@ -126,7 +126,7 @@ def rounding_of(
 
 
 def score_precision(network: Any, *dtypes: torch.dtype | None) -> float:
-    """How far a score may be off by the precision in which a network computes, relative to the largest score."""
+    """How far rounding may put a score off, relative to the largest score, given the network's precision."""
     half = (torch.float16, torch.bfloat16)
     return max(
         ((0.5 if each in half else 8) * torch.finfo(each).eps for each in _types_in(network, *dtypes)), default=0.0

@@ -44,13 +44,13 @@ def blend(
     out = torch.lerp(fill, image, share, out=out)
     if is_finite:
         return out
-    # 0 * NaN and 0 * infinity are NaN, and so is infinity less infinity, by which lerp comes to a large share.
+    # 0 * NaN and 0 * infinity are NaN, and so is infinity - infinity, which lerp computes for a large share.
     kept = torch.where((share == 1) | (image.isinf() & (share > 0)), image, out)
     return torch.where(share == 0, fill, kept, out=out)
 
 
 def check_labels(labels: torch.Tensor) -> None:
-    """Refuse a label map whose values a whole number cannot stand for."""
+    """Refuse a label map whose values are not whole numbers."""
     if labels.is_complex():
         raise ValueError(f"the label map holds complex numbers ({labels.dtype}): number its regions 1, 2, 3, ...")
     if not labels.is_floating_point() or not labels.numel():

@@ -1,4 +1,4 @@
-"""Timestamps of a device, the share of a run's time in which its network ran, and traces of torch's profiler."""
+"""Timestamps of a device, the share of a run's time spent in its network, and traces of torch's profiler."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _WAITING = 64  # calls of the network whose time is not read yet
 
 
 class BusyMeter:
-    """Sums the time in which a network runs while it explains; on CUDA, the time of the device.
+    """Sums the time a network runs during explanations; on CUDA, the time of the device.
 
     Attributes:
         images: how many images or patches went through the network.
@@ -111,7 +111,7 @@ def trace(folder: str | Path) -> Iterator[None]:
         folder: the folder of the trace file.
 
     Raises:
-        ValueError: when the folder is no path.
+        ValueError: when the folder is not a path.
     """
     global _profiler
     path = a_path("profile", folder)

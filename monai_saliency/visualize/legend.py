@@ -1,4 +1,4 @@
-"""What a map's colours mean: their scale, which values are worth colouring, and the colours themselves.
+"""The meaning of a map's colours: their scale, which values are worth colouring, and the colours themselves.
 
 Colours are cold below zero and warm above, and grow with the square root of the value.
 """
@@ -24,7 +24,7 @@ __all__ = ["COLD", "WARM", "Legend", "blended", "focus_voxel", "gray_window", "i
 TINY = 0.01
 #: how many standard errors a value must reach, so that it is not put down to chance
 TIMES_ERROR = 2
-# A peak of so many times its noise is not chance, even among a thousand voxels.
+# A peak of this many times its noise is not chance, even among a thousand voxels.
 _TIMES_NOISE = 5
 # From against to for the score. No white in the middle: what is coloured at all must be seen on a white lesion.
 #: from the lowest value to the last one below zero
@@ -71,7 +71,7 @@ class Legend:
         return _largest(saliency) == 0 or (change is not None and self.span is not None and change < TINY * self.span)
 
     def floor(self, has_error: bool) -> float:
-        """The absolute value below which nothing is coloured, by the map's noise where there is no standard error."""
+        """The absolute value below which nothing is coloured, from the map's noise if it has no standard error."""
         return self.least if has_error else max(self.least, TIMES_ERROR * self.noise)
 
     def coloured(self, saliency: np.ndarray, error: np.ndarray | None) -> np.ndarray:
@@ -83,7 +83,7 @@ class Legend:
         return found if error is None else found & (size >= TIMES_ERROR * error)
 
     def verdict(self, saliency: np.ndarray, is_coloured: bool) -> str:
-        """A sentence about a map in which nothing matters, or nothing is beyond chance; empty for others."""
+        """A sentence about a map where nothing matters, or nothing is beyond chance; empty for others."""
         if not self.is_nothing(saliency):
             return "" if is_coloured else "nothing stands out from chance"
         if self.in_score_unit:

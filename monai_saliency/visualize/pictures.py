@@ -73,7 +73,8 @@ def plot_saliency(
 
     All maps of the figure have one scale, centred at zero; figures that are to be compared need the same ``scale``.
     Colours grow with the square root of the value. A voxel is coloured whose absolute value is at least a hundredth of
-    the scale, and at least twice its standard error. Where no voxel is, no peak is marked, and the title says why.
+    the scale, and at least twice its standard error. Where no voxel is coloured, no peak is marked, and the title
+    gives the reason.
 
     Args:
         scan: ``(*spatial)``, 2D or 3D.
@@ -81,7 +82,7 @@ def plot_saliency(
         affine: ``(4, 4)``, from voxels to scanner mm.
         title: the picture's title.
         labels: the label of each map's colour bar, K strings; by default ``"saliency (change of the score)"``.
-        scale: the largest absolute value of the colour bars, in the maps' unit; by default that of all maps.
+        scale: the largest absolute value of the colour bars, in the maps' unit; by default the largest of all maps.
         standard_error: ``(K, *spatial)``, of the maps, in their unit.
         label: ``(*spatial)`` on the scan's grid, whole numbers: what is not 0 gets an outline.
         legends: what the colours of each map mean, K of them, instead of ``scale``

@@ -40,9 +40,9 @@ class BlackBoxInferer(WholeMethodInferer):
     Args:
         method: a ``GenerateImageClassifierBlackboxSaliency``.
         target: which number of the output is explained.
-        settings: those of :class:`~monai_saliency.PerturbationInferer`. ``masks`` are scored in place of the method's
-            own, as metrics do, and need an ``estimator``; ``fill`` is given to methods that have one and have not set
-            it.
+        settings: the arguments of :class:`~monai_saliency.PerturbationInferer`. ``masks`` are scored in place of the
+            method's own, as metrics do, and need an ``estimator``; ``fill`` is given to methods that have one and have
+            not set it.
 
     Raises:
         ValueError: for settings that are something else.
@@ -126,7 +126,7 @@ class _Run(OneCase):
         if not self.rows.same(scores[row], alone):
             raise CaseError(
                 self.name,
-                f"a perturbed image scores {scores[row].tolist()} beside others and {alone.tolist()} alone: the rows "
+                f"a perturbed image scores {scores[row].tolist()} in a batch and {alone.tolist()} alone: the rows "
                 "of a batch depend on each other, so run images one at a time (mask_batch_size=1)",
             )
 
@@ -146,14 +146,14 @@ class _AsClassifier(Unconfigured, ClassifyImage):
 
 
 def as_method(found: Any) -> Callable[..., PerturbationInferer] | None:
-    """A function like those of :mod:`monai_saliency.methods`, of a class or an object of xaitk-saliency.
+    """A function like the ones in :mod:`monai_saliency.methods`, made from a class or an object of xaitk-saliency.
 
     - A ``GenerateImageClassifierBlackboxSaliency`` is a whole method (:class:`BlackBoxInferer`).
     - A ``PerturbImage`` makes the masks (:class:`PerturbImageMasks`); ``OcclusionScoring()`` makes the map, unless an
       estimator is given.
 
     The settings of a class are its constructor's arguments; an object has none. The fill, the target and the other
-    settings are those of all methods of this package, also where the constructor has arguments of these names.
+    settings work as in all methods of this package, even if the constructor has arguments of these names.
 
     Args:
         found: the class or object.

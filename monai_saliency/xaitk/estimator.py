@@ -22,7 +22,7 @@ class ConfidenceScoring(Estimator):
     number of masks, which are rendered into one array when the map is made.
 
     Args:
-        generator: makes maps of confidences; those of xaitk-saliency are scaled to [-1, 1].
+        generator: makes maps of confidences; xaitk-saliency scales its maps to [-1, 1].
         pixelwise: whether a value of the map depends on the masks at this voxel alone, as of all scorings that
             xaitk-saliency comes with. Then it makes maps of volumes too.
 

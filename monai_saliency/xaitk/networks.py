@@ -67,8 +67,8 @@ class Classifier(_BlackBox, ClassifyImage):
         activation: turns the output into confidences: ``"softmax"``, ``"sigmoid"``, or ``"none"``.
         settings: ``transform`` (a function of batches that comes before the network: xaitk-saliency's images are
             arrays, often in [0, 255]), ``batch_size`` (images in one call of the network, at the most), ``device`` (of
-            the images; by default that of the network's parameters, or else the CPU) and ``output`` (the part of the
-            network's output that holds the classes, where it is not a tensor).
+            the images; by default the device of the network's parameters, or else the CPU) and ``output`` (the part of
+            the network's output that holds the classes, where it is not a tensor).
 
     Raises:
         ValueError: for settings that do not fit each other or the network's output.

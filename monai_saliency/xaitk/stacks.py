@@ -1,7 +1,7 @@
 """Whole methods for xaitk-saliency: its own pipelines and scorings, with our masks in them.
 
-Parameters are those of xaitk-saliency's classes of these names; ``threads`` apply the masks. Where an interface takes
-a ``fill`` at run time, it is an attribute.
+Parameters are the same as in xaitk-saliency's classes of these names; ``threads`` apply the masks. Where an interface
+takes a ``fill`` at run time, it is an attribute.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def wrong(image, network):
         ("helpers.nowhere.tiles", "got 'helpers.nowhere.tiles'"),
         ("helpers.own_method.nothing", "got 'helpers.own_method.nothing'"),
         (7, "got 7"),
-        (wrong, r"must be a function like those of monai_saliency.methods.*, got \(image, network\)"),
+        (wrong, r"must be a function as in monai_saliency.methods.*, got \(image, network\)"),
     ],
 )
 def test_other_names_are_refused(name: object, message: str) -> None:

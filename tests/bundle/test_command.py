@@ -144,7 +144,11 @@ def test_somebody_elses_bundle(tmp_path: Path) -> None:
 
 def test_errors_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for environment, words, message in (
-        ({"BUNDLE_ROOT": "/nowhere"}, [], "no config file /nowhere/configs/inference.yaml: set BUNDLE_ROOT"),
+        (
+            {"BUNDLE_ROOT": "/nowhere"},
+            [],
+            "config file /nowhere/configs/inference.yaml does not exist: set BUNDLE_ROOT",
+        ),
         (ROOT, ["rise"], "expected --id value behind the script, got rise"),
         (ROOT | {"METHOD": "lime"}, [], "`method` must be one of .*, got 'lime'"),
     ):

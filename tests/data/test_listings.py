@@ -61,7 +61,7 @@ def test_no_row_is_lost_by_the_name_of_its_split(folder: Path) -> None:
     for wrong in ("tset", ""):
         (folder / "list.csv").write_text(f"image,split\nx/a.png,test\nx/b.png,{wrong}\n")
         with pytest.raises(
-            ValueError, match=rf"rows whose `split` is none of .* \(\['{wrong}'\]\), in addition to 'test'"
+            ValueError, match=rf"rows whose `split` is not one of .* \(\['{wrong}'\]\), in addition to 'test'"
         ):
             find_cases(folder / "list.csv")
 

@@ -244,7 +244,7 @@ def test_devices_that_are_not_there() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
 def test_no_cuda_device() -> None:
-    with pytest.raises(ValueError, match="there is no CUDA device to share the work of: run without the overlay"):
+    with pytest.raises(ValueError, match="this machine has no CUDA device: run without the overlay"):
         DevicesEngine()
 
 

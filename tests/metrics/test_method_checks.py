@@ -185,7 +185,7 @@ INFERER = ms.rise(5, 3, target=TARGET)
 NETWORK = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(72, 2))
 MAPS = torch.rand(2, 2, 8, 9)
 MISTAKES: list[tuple[Any, str]] = [
-    (lambda: metrics.Repeatability(INFERER, NETWORK, seed=0), "`seed` must be another one than that of the map's"),
+    (lambda: metrics.Repeatability(INFERER, NETWORK, seed=0), "`seed` must differ from the seed of the map's"),
     (
         lambda: metrics.Repeatability(ms.sliding_window(target=TARGET), NETWORK),
         "SlidingWindowMasks draw nothing at random",

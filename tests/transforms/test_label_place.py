@@ -144,7 +144,9 @@ def test_another_affine_under_the_scans_shape_is_reported(tmp_path: Path) -> Non
     item = a_case(tmp_path, affine=np.diag([1.0, 1, 1, 1]))
     with (
         pytest.warns(UserWarning, match="another affine"),
-        pytest.raises(CaseError, match=r"case ct: .*label.nii cannot be used: none of its labels lies on the prepro"),
+        pytest.raises(
+            CaseError, match=r"case ct: .*label.nii cannot be used: all of its labels lie outside the prepro"
+        ),
     ):
         loaded(item, LoadRegionsd())
     item = a_case(tmp_path)

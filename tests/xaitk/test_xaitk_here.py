@@ -181,5 +181,5 @@ def test_a_class_is_a_method_by_its_dotted_path() -> None:
 def test_other_classes_are_no_methods() -> None:
     assert as_method(RISEScoring) is None
     assert as_method(GenerateImageClassifierBlackboxSaliency) is None
-    with pytest.raises(ValueError, match=r"must be a function like those of monai_saliency\.methods"):
+    with pytest.raises(ValueError, match=r"must be a function as in monai_saliency\.methods"):
         find_method("xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring.RISEScoring")

@@ -15,5 +15,5 @@ def overlays() -> list[str]:
 def overlay_path(name: str) -> Path:
     """The file of an overlay."""
     if name not in overlays():
-        raise ValueError(f"there is no overlay {name!r}: choose one of {', '.join(overlays())}")
+        raise ValueError(f"unknown overlay {name!r}: choose one of {', '.join(overlays())}")
     return Path(__file__).with_name(f"{name}.yaml")

@@ -33,7 +33,7 @@ _THREADS = 4
 def write_report(folder: str | Path, title: str | None = None) -> Path:
     """Make the report of an output folder: ``report/index.html`` in it, which opens from disk, without a network.
 
-    An earlier report there is made anew. A case whose maps cannot be read has a page that says why.
+    An earlier report there is made anew. A case whose maps cannot be read has a page with the reason.
 
     Args:
         folder: the output folder of our bundle's run or of the overlay's.
@@ -62,7 +62,7 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
 def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, title: str | None = None) -> Path:
     """Make one report of several runs over one cohort, such as of several methods, seeds, checkpoints or fills.
 
-    The report is a table of the maps of each case, class and channel, and how far they agree with those of the first
+    The report is a table of the maps of each case, class and channel, and how far they agree with the maps of the first
     run (:class:`~monai_saliency.metrics.MapAgreement`), or why they cannot be compared.
 
     Args:
@@ -222,7 +222,7 @@ class Runs:
 
 
 def _opened(case: CaseFiles | None, run: str) -> MapFile:
-    """The maps of a case in a run; ValueError says why there are none."""
+    """The maps of a case in a run; a ValueError with the reason if it has none."""
     if case is None:
         raise ValueError(f"not in {run}")
     if case.failure is not None and not case.rows:

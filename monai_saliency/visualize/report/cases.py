@@ -61,7 +61,7 @@ class CaseFiles:
 
     @cached_property
     def kept(self) -> KeptScan | None:
-        """The scan that was kept; None where there is none of these maps."""
+        """The scan that was kept; None if no scan was kept for these maps."""
         path = kept_path(self.folder, self.case)
         try:
             return KeptScan.load(path) if path.is_file() else None
@@ -104,7 +104,7 @@ class Cohort:
 
 
 def read_cohort(folder: str | Path) -> Cohort:
-    """Find what the output folder of a run holds; ValueError where that is no case."""
+    """Find the cases in the output folder of a run; a ValueError if it has none."""
     folder = Path(folder)
     summary = _table(folder / "summary.csv", SUMMARY_COLUMNS)
     failures = _table(folder / "failures.csv", Failures.COLUMNS)

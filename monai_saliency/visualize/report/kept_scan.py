@@ -26,7 +26,7 @@ _WORDS = ("case", "key", "step", "low", "shape", "start", "stride", "rows_down")
 # Voxels of all that a case's page holds: the scan, its maps and their standard errors.
 _VALUES = 8_000_000
 _VOXELS = (500_000, 2_000_000)
-# Values that are told apart, in the range where almost all are.
+# Number of different values, in the range of almost all voxels.
 _LEVELS = 1000
 _INT16 = 2**15 - 1
 
