@@ -171,7 +171,7 @@ def test_labels_that_the_user_loads_move_with_the_image(tmp_path: Path) -> None:
         good = Compose([*load, Flipd(both, 0)])(item)
         np.testing.assert_allclose(saliency(good)["map"].max(), right, rtol=1e-5)
     bad = Compose([*load, Flipd("image", 0)])(item)
-    words = r"its affine .* puts voxels up to 10.5 mm from those of .*: give the label's key to each step"
+    words = r"its affine .* puts voxels up to 10.5 mm from the voxels of .*: give the label's key to each step"
     with pytest.raises(CaseError, match=f"label.nii cannot be used: {words}"):
         saliency(bad)
     batch = list_data_collate([good, bad])["image"]
@@ -258,7 +258,7 @@ def test_a_mask_that_jpeg_has_changed_is_refused(tmp_path: Path) -> None:
     Image.fromarray(mask).save(item["label"], quality=95)  # each block of 8 x 8 pixels is of one value
     assert loaded(item, LoadRegionsd())["regions"].unique().tolist() == [0, 255]
     Image.fromarray(np.roll(mask, 3, 0)).save(item["label"], quality=95)
-    with pytest.raises(CaseError, match=r"mask.jpg cannot be used: it holds \d+ labels, of which some are made"):
+    with pytest.raises(CaseError, match=r"mask.jpg cannot be used: it holds \d+ labels, and JPEG has made some"):
         loaded(item, LoadRegionsd())
 
 
