@@ -5,12 +5,14 @@ Autocast, cancellation, the busy meter, and halving a batch for which the memory
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import local
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,6 +37,7 @@ Call = Callable[[torch.Tensor, Mapping[Any, torch.Tensor]], Any]
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 _here = local()  # of each thread, the parts that it has put into evaluation mode
+_STEPS = 8  # from a callable to the modules that it holds, such as those in a list of an object in a closure
 
 _known: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
@@ -161,15 +164,12 @@ def _in_parts(batch: torch.Tensor, values: Mapping[Any, torch.Tensor], size: int
 
 @contextmanager
 def evaluating(network: Any) -> Iterator[None]:
-    """Put a network into evaluation mode, and each module that this thread runs meanwhile: one behind a function, or in
-    a list of another module. Afterwards each part has the mode it had before.
+    """Put a network into evaluation mode: each module that it holds, in attributes, lists, closures and global
+    variables, and each that this thread runs meanwhile. Afterwards each part has the mode it had before.
     """
     trained: dict[int, torch.nn.Module] = {}
-    while isinstance(network, partial):
-        network = network.func
-    owner = getattr(network, "__self__", network)  # a bound method is no call of its module
-    if isinstance(owner, torch.nn.Module):
-        _evaluate(owner, trained)
+    for module in _held_modules(network):
+        _evaluate(module, trained)
     outer, _here.trained = getattr(_here, "trained", None), trained
     try:
         with before_forwards(_before_forward):
@@ -178,6 +178,38 @@ def evaluating(network: Any) -> Iterator[None]:
         _here.trained = outer
         for part in trained.values():
             part.training = True
+
+
+def _held_modules(network: Any) -> list[torch.nn.Module]:
+    """The modules within a few steps from a callable."""
+    found: dict[int, Any] = {}
+    new = [network]
+    for _ in range(_STEPS):
+        new = [each for each in {id(each): each for each in new}.values() if id(each) not in found]
+        found |= {id(each): each for each in new}
+        new = [held for each in new for held in _held(each)]
+    return [each for each in found.values() if isinstance(each, torch.nn.Module)]
+
+
+def _held(value: Any) -> list[Any]:
+    """What a value holds: attributes, items, and of a function what it encloses and the global variables in its code."""
+    if isinstance(value, (type, ModuleType, CodeType, torch.Tensor)):
+        return []
+    held = gc.get_referents(value)
+    if isinstance(value, torch.nn.Module):
+        return [*held, *value.modules()]
+    if isinstance(value, FunctionType):
+        held = [each for each in held if each is not value.__globals__]
+        held += [value.__globals__.get(name) for name in _names(value.__code__)]
+    return held
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names in a function's code, and in the functions inside it."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names(each)
 
 
 def _before_forward(module: torch.nn.Module, _: Any) -> None:
