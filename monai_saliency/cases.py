@@ -20,10 +20,13 @@ from monai.utils import ImageMetaKey, MetaKeys, TraceKeys
 from monai_saliency.errors import CaseError
 
 __all__ = ["MOVING", "Case", "affine_in_mm", "case_name", "check_inversion", "convert_to_mm", "file_affine"]
-__all__ += ["image_file", "image_spacing", "mm_per_unit"]
+__all__ += ["image_file", "image_spacing", "mm_per_unit", "with_own_meta"]
 
 #: where MONAI's transforms that move voxels are
 MOVING = ("monai.transforms.spatial.", "monai.transforms.croppad.")
+_PROBE = 128  # voxels an axis: a whole CT takes 12 s
+# In meta data: where the file's voxels are, and how many.
+_FILE = MetaKeys.ORIGINAL_AFFINE, MetaKeys.SPATIAL_SHAPE
 # By the code of `xyzt_units` in a NIfTI header: metres and micrometres. 2 means mm.
 _MM_PER_UNIT = {1: 1000.0, 3: 0.001}
 
@@ -125,7 +128,25 @@ def image_spacing(images: torch.Tensor, index: int = 0) -> tuple[float, ...] | N
     """
     if not isinstance(images, MetaTensor):
         return None
-    return tuple(nib.affines.voxel_sizes(affine_in_mm(images, index))[: images.ndim - 2].tolist())
+    affine = affine_in_mm(images, index)
+    if np.linalg.det(affine) == 0:
+        return None
+    return tuple(nib.affines.voxel_sizes(affine)[: images.ndim - 2].tolist())
+
+
+def with_own_meta(images: torch.Tensor) -> torch.Tensor:
+    """Images ``(B, ...)``; without meta data, and with a warning, if these are of the first image alone, as
+    ``torch.stack`` leaves them.
+    """
+    count = len(images)
+    if not isinstance(images, MetaTensor) or count == 1 or (images.is_batch and len(images.affine) == count):
+        return images
+    warnings.warn(
+        f"a batch of {count} images has the affine and file of the first one only, as torch.stack leaves them. "
+        "They are not used, so the maps have no affine: collate images by monai.data.list_data_collate",
+        stacklevel=2,
+    )
+    return images.as_tensor()
 
 
 def affine_in_mm(images: MetaTensor, index: int = 0) -> np.ndarray:
@@ -134,8 +155,32 @@ def affine_in_mm(images: MetaTensor, index: int = 0) -> np.ndarray:
     MONAI's ``LoadImaged`` keeps the unit of the file.
     """
     affine = (images.affine[index] if images.affine.ndim == 3 else images.affine).numpy(force=True).copy()
+    if affine.shape == (3, 3):
+        affine = _of_plane(affine, *(_item(images.meta.get(key, ()), index) for key in _FILE))
     affine[:-1] *= mm_per_unit(images.meta, index)
     return affine
+
+
+def _item(value: Any, index: int) -> np.ndarray:
+    """The affine ``(4, 4)`` or shape ``(3,)`` of a file, of one image or of an image of a batch."""
+    found = torch.as_tensor(value, dtype=torch.float64).numpy(force=True)
+    return found[index] if found.shape[1:] in ((4, 4), (3,)) else found
+
+
+def _of_plane(affine: np.ndarray, file: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    """The affine ``(4, 4)`` of a plane ``(X, Y, 1)`` from which MONAI's ``SqueezeDimd`` has taken an axis of the voxels
+    and one of the scanner, ``(3, 3)``. As it is where there was no such axis, or what is left is singular.
+    """
+    thin = np.flatnonzero(shape == 1)
+    if file.shape != (4, 4) or shape.shape != (3,) or len(thin) != 1:
+        return affine
+    columns = np.delete(file, thin, axis=1)
+    left = np.delete(columns, thin, axis=0)
+    if not np.allclose(affine, left):
+        if np.isclose(np.linalg.det(left), 0):
+            return affine
+        columns = columns @ np.linalg.inv(left) @ affine
+    return np.insert(columns, 2, file[:, thin[0]], axis=1)
 
 
 def mm_per_unit(meta: Mapping[str, Any], index: int = 0) -> float:
@@ -149,13 +194,13 @@ def mm_per_unit(meta: Mapping[str, Any], index: int = 0) -> float:
     codes = meta.get("xyzt_units", 0)
     if isinstance(codes, str):  # of ITK's reader, which gives mm
         return 1.0
-    units = np.asarray(codes).reshape(-1)
+    units = torch.as_tensor(codes).reshape(-1)
     return _MM_PER_UNIT.get(int(units[min(index, len(units) - 1)]) & 7, 1.0)
 
 
 def file_affine(meta: Mapping[str, Any], otherwise: np.ndarray) -> np.ndarray:
     """The affine ``(4, 4)`` in mm with which an image's file was read, by its meta data; ``otherwise`` without one."""
-    affine = np.array(meta.get(MetaKeys.ORIGINAL_AFFINE, ()), dtype=np.float64)
+    affine = torch.as_tensor(meta.get(MetaKeys.ORIGINAL_AFFINE, ()), dtype=torch.float64).numpy(force=True).copy()
     if affine.shape != (4, 4):
         return otherwise
     affine[:3] *= mm_per_unit(meta)
@@ -177,8 +222,9 @@ def convert_to_mm(meta: dict, file: str) -> None:
 def check_inversion(case: str, image: Any, steps: Iterable[tuple[Any, Any]]) -> None:
     """Refuse a preprocessing whose inverse does not bring voxels back to their place in the scan.
 
-    A ramp of the scan's shape and affine goes through MONAI's steps that move voxels, and back. It must come back to
-    one voxel of the network's input. Steps that a ramp alone cannot pass, such as a crop around a label, are left out.
+    A ramp of the scan's affine and shape, but at most 128 voxels an axis, goes through MONAI's steps that move voxels,
+    and back. It must come back to one voxel of the network's input. Steps that a ramp alone cannot pass, such as a crop
+    around a label, are left out.
 
     Args:
         case: the case's name.
@@ -191,7 +237,7 @@ def check_inversion(case: str, image: Any, steps: Iterable[tuple[Any, Any]]) -> 
     operations = getattr(image, "applied_operations", [])
     if not operations or MetaKeys.ORIGINAL_AFFINE not in image.meta:
         return
-    ramp = torch.ones(1, *(int(size) for size in operations[0][TraceKeys.ORIG_SIZE]))
+    ramp = torch.ones(1, *(min(int(size), _PROBE) for size in operations[0][TraceKeys.ORIG_SIZE]))
     spans = range(1, ramp.ndim)  # unequal, so that the errors of two axes do not cancel out
     for span, size in zip(spans, ramp.shape[1:], strict=True):
         ramp += torch.linspace(0, span, size).reshape(-1, *[1] * (len(spans) - span))

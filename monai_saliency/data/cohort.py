@@ -9,16 +9,15 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
-from monai_saliency.storage.files import NIFTI, check_readers, format_of, scan_stem
+from monai_saliency.storage.files import case_id, check_readers, format_of, name_hash, scan_stem
 from monai_saliency.utils.arguments import a_path
 
-__all__ = ["CaseIds", "case_id", "find_cases", "loading_error"]
+__all__ = ["CaseIds", "find_cases", "loading_error"]
 
 SECTIONS = ("test", "training", "validation", "train", "val")
 
@@ -265,24 +264,7 @@ class CaseIds:
             return name
         whole = f"{name}{file.name.removeprefix(scan_stem(file))}"
         # frame.png next to frame.jpg and frame.png.nii
-        return f"{whole}-{_name_hash(file.name)}" if whole in self._names else whole
-
-
-def case_id(root: Path | None, image: Path) -> str:
-    """The name of a case: the path of its scan below a folder, without its suffix."""
-    # Links are not followed: the target of a data manager's link has an arbitrary name.
-    path, folder = Path(os.path.abspath(image)), None if root is None else Path(os.path.abspath(root))
-    if folder is not None and folder in path.parents:
-        return (path.relative_to(folder).parent / scan_stem(path)).as_posix()
-    # Its outputs lie in the output folder all the same. The hash keeps equal file names apart.
-    suffix = path.name[len(scan_stem(path)) :]
-    source = path.parent if suffix.lower() == NIFTI.suffixes[0] else path.parent / suffix
-    return f"{scan_stem(path)}-{_name_hash(str(source))}"
-
-
-def _name_hash(name: str) -> str:
-    """Eight hexadecimal digits that tell names apart, also those that are not UTF-8."""
-    return sha256(os.fsencode(name)).hexdigest()[:8]
+        return f"{whole}-{name_hash(file.name)}" if whole in self._names else whole
 
 
 def loading_error(error: Exception, case: Mapping[str, Any], index: int) -> CaseError:

@@ -44,7 +44,8 @@ class GradCAM(GradientMethod):
     ``(n, channels, *spatial)``, ``(n, *spatial, channels)`` as in Swin transformers, or tokens
     ``(n, tokens, channels)`` as in a ViT, in the order of the voxels, with or without a class token as the first. Which
     of these it is follows from the convolutions, normalisations and linear layers that ran before, and a case whose
-    layer stays unclear fails.
+    layer stays unclear fails. A class token that comes last would shift the map by one token: name a layer that runs
+    before it is added.
 
     Args:
         target_layer: a layer by its name in ``network.named_modules()``, such as ``"class_layers.relu"``. None: the

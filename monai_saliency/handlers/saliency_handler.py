@@ -17,7 +17,7 @@ from monai.engines import IterationEvents
 from monai.transforms import Invertd
 from monai.utils import CommonKeys
 
-from monai_saliency.cases import Case, affine_in_mm, case_name, check_inversion, image_file, image_spacing
+from monai_saliency.cases import Case, affine_in_mm, check_inversion, image_file, image_spacing
 from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
 from monai_saliency.handlers.summary import Summary, described, figures, note_settings, scan_mark, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
@@ -28,6 +28,7 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.networks.runtime import same_network
+from monai_saliency.storage.files import scan_name
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
@@ -204,7 +205,7 @@ class SaliencyHandler:
         output: Any = engine.state.output
         images, items = output[self.image_key], decollate_batch(engine.state.batch)
         for i, item in enumerate(items):
-            item.setdefault("case", case_name(images, i))
+            item.setdefault("case", scan_name(images, i))
         yield Batch(images, items, predictions=self._predictions(engine, len(items)))
 
     def _predictions(self, engine: Engine, count: int) -> Sequence[Any] | None:

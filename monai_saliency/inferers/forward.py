@@ -192,7 +192,7 @@ def _held_modules(network: Any) -> list[torch.nn.Module]:
 
 
 def _held(value: Any) -> list[Any]:
-    """What a value holds: attributes, items, and of a function what it encloses and the global variables in its code."""
+    """Attributes and items of a value, and what a function encloses, with the global variables that its code names."""
     if isinstance(value, (type, ModuleType, CodeType, torch.Tensor)):
         return []
     held = gc.get_referents(value)

@@ -168,7 +168,8 @@ class PerturbationInferer(Inferer):
 
         Args:
             inputs: ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
-            network: any callable on such inputs.
+            network: any callable on such inputs. Modules that it holds or runs are in evaluation mode meanwhile. Call
+                ``.eval()`` yourself on those that only another thread, process or server can reach.
             cases: for each image its name, label map, voxel sizes and file, as far as they are known; by default
                 those of the inputs' meta data. Masks and targets of regions need label maps, masks in mm voxel sizes,
                 and fills in the scan's unit files.
@@ -305,9 +306,7 @@ class PerturbationInferer(Inferer):
         each = zip(given, split.images, split.held_images, scores, strict=True)
         states = []
         for i, (case, image, held, kept) in enumerate(each):
-            # Images that were stacked have the first one's meta data.
-            known = isinstance(split.meta, MetaTensor) and (count == 1 or split.meta.is_batch)
-            _check_label(case, split.meta[i] if known else image)
+            _check_label(case, split.meta[i] if isinstance(split.meta, MetaTensor) else image)
             states.append(self._start(case.with_image(image, i, split.meta), held, kept))
         return states, split
 

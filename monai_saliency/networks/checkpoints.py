@@ -36,7 +36,8 @@ def network_of(network: torch.nn.Module, checkpoint: str | Path | Sequence[str |
         network: the network for files of weights.
         checkpoint: a file of weights; a list of such files, for an :class:`~monai_saliency.networks.Ensemble` of copies
             of the network; or a network that ``torch.export`` has written (``.pt2``), which replaces ``network``. Even
-            without pickled code it is a program, as TorchScript is: use only those whose source you trust.
+            without pickled code it is a program, whose rules for shapes torch evaluates as Python code: use only those
+            whose source you trust, as with TorchScript.
 
     Raises:
         ValueError: when a list holds an exported network, or one cannot be read, or holds pickled code.

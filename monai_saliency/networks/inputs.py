@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from monai.inferers import Inferer, PatchInferer, SlidingWindowInferer
 
+from monai_saliency.cases import with_own_meta
 from monai_saliency.utils.tensors import plain
 
 Infer = Callable[..., Any]
@@ -57,7 +58,7 @@ class TensorInput:
     def split(self, inputs: Any) -> SplitInputs:
         """Split the inputs of a batch of cases, as the user gives them."""
         images = _images("`inputs`", inputs)
-        return SplitInputs(images, inputs, images[:, :0])
+        return SplitInputs(images, with_own_meta(inputs), images[:, :0])
 
     def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
         """Make the inputs that :meth:`split` takes of the image ``(B, C, *spatial)`` and held inputs ``(B, ...)``."""
@@ -136,7 +137,7 @@ class _NamedInputs(TensorInput):
             start += image.shape[1]
         return SplitInputs(
             images=first if len(perturbed) == 1 else torch.cat([*perturbed.values()], dim=1),
-            meta=tensors[self.perturb[0]],
+            meta=with_own_meta(tensors[self.perturb[0]]),
             held_images=torch.cat([first[:, :0], *(image.to(first) for image in on_grid.values())], dim=1),
             held_values={name: value for name, value in held.items() if name not in on_grid},
             channels=channels,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -31,7 +32,8 @@ __all__ += ["series_id", "sorted_series", "volume_of"]
 warnings.filterwarnings("ignore", module=r"pydicom\.")
 logging.getLogger("pydicom").setLevel(logging.ERROR)
 
-_CLOSE = 1e-2  # of the distance between slices
+_CLOSE = 1e-2  # of the distance between slices: they lie where they should
+_FAR = 0.1  # of it: a map would be off by as much
 _SAME = 1e-4  # of direction cosines and pixel spacings
 
 _SUFFIXES = (".dcm", ".dicom", ".ima")
@@ -171,8 +173,11 @@ def sorted_series(files: Sequence[str | Path]) -> list[Any]:
         raise AdviceError(f"{name}: {problem}")
     normal = np.cross(*_directions(slices[0]))
     slices.sort(key=lambda each: float(normal @ np.array(each.ImagePositionPatient, float)))
-    if problem := _misplaced(np.array([each.ImagePositionPatient for each in slices], float), normal):
+    positions = np.array([each.ImagePositionPatient for each in slices], float)
+    if problem := _misplaced(positions, normal):
         raise AdviceError(f"{name}: {problem}")
+    if problem := _off_line(positions, _CLOSE):
+        warnings.warn(f"{name}: {problem}, and its maps as well", stacklevel=2)
     return slices
 
 
@@ -211,9 +216,21 @@ def _not_slices(slices: Sequence[Any]) -> str:
         if not np.ptp(np.array(values, float), axis=0).max() <= _SAME:
             return f"its slices have mixed {what}: split it into one series for each"
     for what, words in _ONE_VALUE.items():
-        if len({tuple(str(each.get(word, "")) for word in words) for each in slices}) > 1:
+        if any(len({_bare(each.get(word)) for each in slices} - {""}) > 1 for word in words):
             return f"its slices have mixed {what}: split it into one series for each"
+    for word in ("RescaleSlope", "RescaleIntercept"):
+        lacking = sum(each.get(word) is None for each in slices)
+        if 0 < lacking < len(slices):
+            return (
+                f"{lacking} of its {len(slices)} slices lack {word}, so their values are of another unit: copy them "
+                "again, or complete their headers"
+            )
     return "it has 1 slice, 2 or more are expected" if len(slices) < 2 else ""
+
+
+def _bare(value: Any) -> str:
+    """A header's value without case, spaces and the ``^`` between the parts of a name; "" where it is missing."""
+    return re.sub(r"[\s^]", "", str(value or "").casefold())
 
 
 def _misplaced(positions: np.ndarray, normal: np.ndarray) -> str:
@@ -227,17 +244,22 @@ def _misplaced(positions: np.ndarray, normal: np.ndarray) -> str:
     if len(wide):
         gap = f"a gap of {along[wide[0]]:.4g} mm after slice {wide[0] + 1} of {len(positions)}"
         return f"{gap}, where slices lie {typical:.4g} mm apart: copy the missing slices, or resample the scan"
+    problem = _off_line(positions, _FAR)
+    return f"{problem}: resample the scan" if problem else ""
+
+
+def _off_line(positions: np.ndarray, allowed: float) -> str:
+    """Which of the sorted positions is off the line of all by more than a share of their distance, in words."""
     numbers = np.arange(len(positions))
     start, step = np.polynomial.polynomial.polyfit(numbers, positions, 1)
     off = np.abs(positions - start - numbers[:, None] * step)
     # The line is fitted to rounded positions, so they lie up to twice their rounding off it.
-    wrong = np.flatnonzero((off > 2 * _rounding(positions) + _CLOSE * typical).any(axis=1))
-    if len(wrong):
-        return (
-            f"slice {wrong[0] + 1} of {len(positions)} lies {off[wrong[0]].max():.3g} mm off the line on which slices "
-            f"are {np.linalg.norm(step):.4g} mm apart: resample the scan"
-        )
-    return ""
+    distance = float(np.linalg.norm(step))
+    worst = int(off.max(axis=1).argmax())
+    if not (off > 2 * _rounding(positions) + allowed * distance).any():
+        return ""
+    words = f"slice {worst + 1} of {len(positions)} lies {off[worst].max():.3g} mm off"
+    return f"{words} the line on which slices are {distance:.4g} mm apart"
 
 
 def _rounding(positions: np.ndarray) -> np.ndarray:

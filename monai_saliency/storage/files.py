@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -33,14 +34,15 @@ from monai.transforms import LoadImage, LoadImaged
 from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 from nibabel.spatialimages import SpatialImage
 
-from monai_saliency.cases import case_name, convert_to_mm, file_affine, mm_per_unit
+from monai_saliency.cases import case_name, convert_to_mm, file_affine, image_file, mm_per_unit
 from monai_saliency.errors import AdviceError, CaseError, OutputError
 from monai_saliency.storage.dicom import holds_series, read_series, series_files
 from monai_saliency.utils.arguments import require
 
-__all__ = ["JPEG", "NIFTI", "TURNED", "ScanReader", "apart", "atomic_path", "case_file", "check_readers", "corners"]
-__all__ += ["damage_of", "format_of", "header_problem", "is_photograph", "load_image", "load_scan", "locked"]
-__all__ += ["remove_stale", "scan_loader", "scan_stem", "temporary_path"]
+__all__ = ["JPEG", "NIFTI", "TURNED", "ScanReader", "apart", "atomic_path", "case_file", "case_id", "check_readers"]
+__all__ += ["corners", "damage_of", "exif_turn", "format_of", "header_problem", "is_photograph", "load_image"]
+__all__ += ["load_scan", "locked", "name_hash", "remove_stale", "scan_loader", "scan_name", "scan_stem"]
+__all__ += ["temporary_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +97,29 @@ def scan_stem(path: str | Path) -> str:
     """The file name of a scan without ``.nii.gz`` or another suffix."""
     name = Path(path).name
     return next((name[: -len(suffix)] for suffix in NIFTI.suffixes if name.lower().endswith(suffix)), Path(path).stem)
+
+
+def case_id(root: Path | None, image: Path) -> str:
+    """The name of a case: the path of its scan below a folder, without its suffix."""
+    # Links are not followed: the target of a data manager's link has an arbitrary name.
+    path, folder = Path(os.path.abspath(image)), None if root is None else Path(os.path.abspath(root))
+    if folder is not None and folder in path.parents:
+        return (path.relative_to(folder).parent / scan_stem(path)).as_posix()
+    # Its outputs lie in the output folder all the same. The hash keeps equal file names apart.
+    suffix = path.name[len(scan_stem(path)) :]
+    source = path.parent if suffix.lower() == NIFTI.suffixes[0] else path.parent / suffix
+    return f"{scan_stem(path)}-{name_hash(str(source))}"
+
+
+def scan_name(images: torch.Tensor, index: int = 0) -> str:
+    """The name of a case without one: of its file, or its place in the batch ``(B, C, *spatial)``."""
+    file = image_file(images, index)
+    return case_name(images, index) if file is None else case_id(None, Path(file))
+
+
+def name_hash(name: str) -> str:
+    """Eight hexadecimal digits that tell names apart, also those that are not UTF-8."""
+    return sha256(os.fsencode(name)).hexdigest()[:8]
 
 
 def check_readers(paths: Iterable[str | Path]) -> None:
@@ -190,6 +215,15 @@ def is_photograph(path: Any) -> bool:
 
 def _is_series(names: Sequence[Any]) -> bool:
     return bool(names) and format_of(names[0]) is None and holds_series(names[0])
+
+
+def exif_turn(path: str | Path) -> int:
+    """How a photograph's EXIF orientation asks viewers to turn it, 2 to 8; 1 where it does not."""
+    if not is_photograph(path) or not os.path.isfile(path):
+        return 1
+    with require("PIL.Image", "pillow").open(path) as image:
+        turn = image.getexif().get(_ORIENTATION)
+    return turn if turn in range(2, 9) else 1
 
 
 @functools.cache

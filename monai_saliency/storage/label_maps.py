@@ -21,8 +21,10 @@ from monai_saliency.errors import AdviceError
 from monai_saliency.storage.files import (
     JPEG,
     NIFTI,
+    TURNED,
     apart,
     corners,
+    exif_turn,
     format_of,
     header_problem,
     is_photograph,
@@ -63,6 +65,7 @@ def _placed(path: str, shape: tuple[int, ...], affine: np.ndarray, scan: MetaTen
     own, file = file_affine(scan.meta, np.eye(4)), case_name(scan)
     whole = tuple([*np.asarray(scan.meta[MetaKeys.SPATIAL_SHAPE]).astype(int).tolist(), 1, 1][:3])
     if is_photograph(path) or is_photograph(file):
+        _warn_turned(path, file, whole, bool(scan.meta.get(TURNED)))
         return own @ _stretched(path, shape, whole)
     # Its axes may be turned, so each corner is compared with the nearest one.
     off = distance.cdist(corners(whole, own), corners(whole, affine)).min(axis=0).max()
@@ -74,6 +77,20 @@ def _placed(path: str, shape: tuple[int, ...], affine: np.ndarray, scan: MetaTen
             stacklevel=2,
         )
     return affine
+
+
+def _warn_turned(path: str, file: str, whole: tuple[int, ...], is_turned: bool) -> None:
+    """Warn of a label map that may have been drawn on a picture before or after its EXIF orientation was applied."""
+    turns = exif_turn(file), exif_turn(path)
+    keeps_shape = max(turns) < 5 or whole[0] == whole[1]
+    if turns[0] != turns[1] and keeps_shape:
+        as_read = "turned, as viewers show it" if is_turned else "as it is stored, which viewers do not show"
+        warnings.warn(
+            f"{file} has the EXIF orientation {turns[0]}, its label map {path} has {turns[1]}: the label is laid on "
+            f"the picture {as_read}. If it was drawn on the other one, its regions lie wrong: save both without EXIF "
+            "orientation (PIL.ImageOps.exif_transpose)",
+            stacklevel=2,
+        )
 
 
 def _stretched(path: str, shape: tuple[int, ...], whole: tuple[int, ...]) -> np.ndarray:
@@ -111,7 +128,13 @@ def on_image(values: np.ndarray, affine: np.ndarray, image: torch.Tensor) -> np.
         )
     if image.affine.shape == (3, 3) and min(values.shape) > 1:
         raise AdviceError("it is a volume, and of the image, a plane, it is not known which: give its plane")
-    return on_grid(values, affine, image.shape[1:], affine_in_mm(image))
+    grid = affine_in_mm(image)
+    if np.isclose(np.linalg.det(grid), 0):
+        raise AdviceError(
+            "the image has lost where its plane lies, since SqueezeDimd drops an axis of the affine: save the scan as "
+            "a file of two axes, or load the label map with the image, by the same steps"
+        )
+    return on_grid(values, affine, image.shape[1:], grid)
 
 
 def label_problem(label: torch.Tensor, image: torch.Tensor) -> str | None:

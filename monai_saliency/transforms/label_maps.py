@@ -12,6 +12,7 @@ from monai.data import MetaTensor
 from monai.transforms import MapTransform
 from monai.utils import CommonKeys
 
+from monai_saliency.cases import affine_in_mm
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.label_maps import load_label, on_image
 from monai_saliency.utils.tensors import check_labels
@@ -90,4 +91,4 @@ class LoadRegionsd(MapTransform):
                 f"all of its labels lie outside the preprocessed scan: correct its affine {affine.round(3).tolist()}"
             )
         # float64 holds large labels exactly
-        return MetaTensor(torch.as_tensor(found[None].astype(np.float64)), affine=image.affine.clone())
+        return MetaTensor(torch.as_tensor(found[None].astype(np.float64)), affine=torch.as_tensor(affine_in_mm(image)))

@@ -23,7 +23,7 @@ from monai.utils import MetaKeys
 from monai_saliency.cases import affine_in_mm, case_name
 from monai_saliency.errors import CaseError, OutputError
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.storage.files import TURNED, atomic_path, case_file, load_image, load_scan
+from monai_saliency.storage.files import TURNED, atomic_path, case_file, load_image, load_scan, scan_name
 from monai_saliency.storage.label_maps import load_label, on_grid
 from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers
 from monai_saliency.visualize.legend import Legend, legends_of
@@ -121,8 +121,10 @@ def _image_grid(image: torch.Tensor) -> _Grid:
 class SaveSaliencyd(MapTransform):
     """Writes maps as NIfTI files on the scan's own grid, and a picture of each.
 
-    For a case ``folder/stem`` the files are ``<output_dir>/folder/stem_<key>.nii.gz`` and ``.png`` (or ``.svg``). The
-    NIfTI file is float32, ``(*spatial)`` or ``(*spatial, K)`` for several maps, with the scan's own header (affine,
+    For an item whose ``case`` is ``folder/stem`` the files are ``<output_dir>/folder/stem_<key>.nii.gz`` and ``.png``
+    (or ``.svg``). An item without a ``case`` gets the name of its scan's file, with a hash of the file's folder.
+
+    The NIfTI file is float32, ``(*spatial)`` or ``(*spatial, K)`` for several maps, with the scan's own header (affine,
     sform and qform codes, units). Its intent is ``estimate`` under the key's name, and ``cal_min`` and ``cal_max`` end
     at the largest absolute value: the window that viewers such as FSLeyes show at first. Give it a diverging colour map
     there. Each file is written completely or not at all. The item gets the key ``<key>_path`` with the path of the
@@ -131,7 +133,8 @@ class SaveSaliencyd(MapTransform):
     Files of the case from an earlier run under these keys are removed, unless they are written again.
 
     Place it after ``Invertd``: a map whose shape or affine is not the scan's is refused. A step that moves voxels
-    without recording it (such as slicing in a ``Lambdad``) may not be noticed. For a file that nibabel cannot read,
+    without recording it, such as a flip or an exchange of equal axes in a ``Lambdad``, is not noticed: use MONAI's own
+    transforms, such as ``Flipd``. For a file that nibabel cannot read,
     such as a photograph, the grid is the one that MONAI gives it: the first axis counts the columns.
 
     Pictures of a cohort have one scale: the score's own range where the item has its ``"explanation"`` and the target
@@ -192,8 +195,9 @@ class SaveSaliencyd(MapTransform):
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
-        case, written = str(d["case"]), []
-        for key in self.key_iterator(d):
+        keys, written = [*self.key_iterator(d)], []
+        case = str(d.setdefault("case", scan_name(d[keys[0]]))) if keys else str(d["case"])
+        for key in keys:
             grid = self._grid(d, key)
             if not grid.holds(d[key]):
                 raise CaseError(

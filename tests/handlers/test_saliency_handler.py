@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 import torch
 from helpers.brightness import Brightness
 from helpers.files import rows_of
+from helpers.scans import write_scan
 from monai.data import DataLoader, Dataset, MetaTensor, list_data_collate
 from monai.engines import SupervisedEvaluator
-from monai.transforms import Compose, Invertd, LoadImaged, MapTransform, Spacingd
+from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, MapTransform, Spacingd
 
 from monai_saliency import attach
 from monai_saliency.engines import CohortEvaluator
@@ -23,10 +25,11 @@ from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods import rise, sliding_window
+from monai_saliency.storage.files import scan_loader
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
 from monai_saliency.targets import ClassScore, DetectionScore
-from monai_saliency.transforms import SaveDicomd, SaveSaliencyd
+from monai_saliency.transforms import Saliencyd, SaveDicomd, SaveSaliencyd
 
 IMAGES = torch.stack([torch.full((1, 6, 6, 6), value) for value in (0.5, 1.0)])
 
@@ -114,6 +117,25 @@ def test_a_case_whose_standard_error_fails(listed: bool, tmp_path: Path) -> None
     assert case["case"] == "ct_2"
     assert torch.equal(torch.as_tensor(case["error"]), case["explanation"].standard_error)
     assert case["error"].shape == (1, 6, 6, 6)
+
+
+def test_items_without_a_name_are_called_after_their_files(tmp_path: Path) -> None:
+    """Files of one name in two folders are kept apart, and nothing is written next to them."""
+    files = [write_scan(tmp_path / f"{folder}/ct.nii.gz", (6, 6, 6), np.eye(4)) for folder in "ab"]
+    dataset = Dataset(
+        [{"image": str(file)} for file in files], Compose([scan_loader("image"), EnsureChannelFirstd("image")])
+    )
+    windows, out = sliding_window(3, 3, target=ClassScore([0], "none")), tmp_path / "out"
+    handler: Any = SaliencyHandler(windows, brightness, SaveSaliencyd("saliency", out, picture=False))
+    batch = list_data_collate([dataset[0], dataset[1]])
+    handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
+    handler.finish()
+    expected = {f"ct-{sha256(str(file.parent).encode()).hexdigest()[:8]}" for file in files}
+    assert set(handler.explainer.explained) == expected
+    assert {path.name for path in out.iterdir()} == {f"{name}_saliency.nii.gz" for name in expected}
+    saved = SaveSaliencyd("map", out, picture=False)(Saliencyd("image", brightness, windows, names="map")(dataset[0]))
+    assert Path(saved["map_path"]).parent == out
+    assert Path(saved["map_path"]).name.removesuffix("_map.nii.gz") in expected
 
 
 @pytest.mark.parametrize("stored", [False, True])

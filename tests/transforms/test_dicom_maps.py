@@ -109,10 +109,21 @@ def on_second(**values: Any) -> Callable[[int, Any], Any]:
     return change
 
 
-def without_pixels(number: int, made: Any) -> Any:
-    if number == 1:
-        del made.PixelData
-    return made
+def without(word: str) -> Callable[[int, Any], Any]:
+    def change(number: int, made: Any) -> Any:
+        if number == 1:
+            delattr(made, word)
+        return made
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [without("PatientName"), without("PatientID"), on_second(PatientName=""), on_second(PatientName="DOE^JANE^ ^")],
+)
+def test_one_patient_whose_headers_are_not_alike(tmp_path: Path, change: Any) -> None:
+    assert np.array_equal(read_series(write(tmp_path, change=change)), 2.0 * stored().transpose(2, 1, 0) - 1024)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +139,9 @@ def without_pixels(number: int, made: Any) -> Any:
         (on_second(PatientName="Roe^Richard"), "mixed patients"),
         (on_second(PhotometricInterpretation="MONOCHROME1"), "mixed photometric interpretations"),
         (on_second(ModalityLUTSequence=[pydicom.Dataset()]), "a table .ModalityLUTSequence., .* convert it to NIfTI"),
-        (without_pixels, "hold no image"),
+        (without("RescaleIntercept"), "1 of its 4 slices lack RescaleIntercept, so their values are of another unit"),
+        (on_second(RescaleSlope=None), "1 of its 4 slices lack RescaleSlope"),
+        (without("PixelData"), "hold no image"),
         (lambda number, made: made if number == 0 else None, "it has 1 slice"),
     ],
 )
@@ -141,11 +154,11 @@ def test_wrong_series_are_refused_by_name(tmp_path: Path, change: Any, words: st
     assert str(tmp_path) not in str(raised.value)
 
 
-def at_rounded(step: float, along: np.ndarray, decimals: int, without: int = -1, moved: int = -1) -> Any:
-    """Slices at these places of a line, rounded; one of them may be left out, or moved by 0.08 mm."""
+def at_rounded(step: float, along: np.ndarray, decimals: int, without: int = -1, moved: float = 0) -> Any:
+    """Slices at these places of a line, rounded; one of them may be left out, and the fourth moved by mm."""
 
     def change(number: int, made: Any) -> Any:
-        place = CORNER + (step * number + 0.08 * (number == moved)) * along
+        place = CORNER + (step * number + moved * (number == 3)) * along
         made.ImagePositionPatient = [f"{each:.{decimals}f}" for each in place]
         return None if number == without else made
 
@@ -168,6 +181,11 @@ def test_slices_at_rounded_places(step: float, decimals: int, along: np.ndarray,
         with pytest.raises(AdviceError, match=f"a gap of .* mm after slice {number} of 16, .* copy the missing"):
             read_series(files)
     if decimals > 1:  # else it may have been rounded by as much
-        files = write(tmp_path / "moved", "1.2.3", at_rounded(step, along, decimals, moved=3), voxels)
-        with pytest.raises(AdviceError, match=r"slice 4 of 17 lies 0\.0\d* mm off the line .*: resample the scan"):
+        far, near = max(0.08, 0.2 * step), max(0.03, 0.05 * step)
+        files = write(tmp_path / "moved", "1.2.3", at_rounded(step, along, decimals, moved=far), voxels)
+        with pytest.raises(AdviceError, match=r"slice 4 of 17 lies 0\.\d* mm off the line .*: resample the scan"):
             read_series(files)
+        files = write(tmp_path / "near", "1.2.3", at_rounded(step, along, decimals, moved=near), voxels)
+        with pytest.warns(UserWarning, match=r"slice 4 of 17 lies 0\.\d* mm off the line .*, and its maps as well"):
+            close = np.asarray(read_series(files).affine)
+        assert np.abs((close - affine) @ [0, 0, 8, 1]).max() < near

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -209,6 +210,16 @@ def test_an_affine_that_is_recomputed_wrongly_is_noticed(kind: str, tmp_path: Pa
     image = preprocessing({"image": str(scan), "case": "scan"})["image"]
     with pytest.raises(CaseError, match=r"^case scan: .* cannot be inverted: .* off by .*recompute_affine=True"):
         check_inversion("scan", image, [(each, "image") for each in preprocessing.transforms])
+
+
+def test_the_probe_of_a_large_scan_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole: Any = Spacingd.__call__
+    image, spacing, seen = MetaTensor(torch.rand(1, 300, 40, 20)), Spacingd("image", (0.5, 1.6, 1.5)), []
+    image.meta["original_affine"] = np.eye(4)
+    moved = spacing({"image": image})["image"]
+    monkeypatch.setattr(Spacingd, "__call__", lambda self, data: seen.append(data["image"].shape) or whole(self, data))
+    check_inversion("scan", moved, [(spacing, "image")])
+    assert seen == [(1, 128, 40, 20)]
 
 
 class TestLoadRegionsd:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from monai.transforms import (
 from PIL import Image
 
 import monai_saliency as ms
-from monai_saliency.cases import Case, affine_in_mm
+from monai_saliency.cases import Case, affine_in_mm, image_spacing
 from monai_saliency.data import CachedDataset, CohortLoader
 from monai_saliency.errors import AdviceError, CaseError, root_cause
 from monai_saliency.handlers.summary import summarize
@@ -198,6 +199,40 @@ def test_an_image_whose_place_is_lost(tmp_path: Path) -> None:
         loaded(item, SqueezeDimd("image", -1), LoadRegionsd())
 
 
+PLANES = {
+    "axial": np.diag([1.0, 1.3, 3, 1]),
+    "coronal": np.array([[1.0, 0, 0, 5], [0, 0, 3, 6], [0, 1.3, 0, 7], [0, 0, 0, 1]]),
+    "sagittal": np.array([[0.0, 0, 3, 5], [1, 0, 0, 6], [0, 1.3, 0, 7], [0, 0, 0, 1]]),
+    "oblique": np.array([[0.8, 0.468, 1.44, 5], [-0.6, 0.624, 1.92, 6], [0, -1.04, 1.8, 7], [0, 0, 0, 1]]),
+}
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_a_plane_whose_thin_axis_is_squeezed(plane: str, tmp_path: Path) -> None:
+    """Its voxels keep their sizes of 1 and 1.3 mm and their labels, whichever way the plane lies."""
+    values = np.zeros((10, 12, 1), np.uint8)
+    values[2:5, 7:10] = 3
+    nib.save(nib.Nifti1Image(values, PLANES[plane]), tmp_path / "label.nii")
+    scan = write_scan(tmp_path / "plane.nii", (10, 12, 1), PLANES[plane])
+    item = {"image": str(scan), "label": str(tmp_path / "label.nii"), "case": "plane"}
+    squeeze = SqueezeDimd("image", 3)
+    made = loaded(item, squeeze, CheckScand("image", 2), LoadRegionsd())
+    np.testing.assert_array_equal(made["regions"][0].numpy(), values[..., 0])
+    batch = list_data_collate([{"image": made["image"]}] * 2)["image"]
+    assert image_spacing(batch, 1) == pytest.approx((1, 1.3), rel=1e-5)
+    found = ms.Saliencyd("image", total, EXPLAIN, names="map", label_key="regions")(made)["map"][0].numpy()
+    voxels = nib.load(scan).get_fdata()[..., 0]
+    np.testing.assert_allclose(found[2:5, 7:10], voxels[2:5, 7:10].sum(), rtol=1e-4)
+    resized = squeeze, Resized("image", (20, 24))
+    if plane in ("coronal", "sagittal"):  # MONAI has left no affine that could follow
+        assert image_spacing(loaded(item, *resized)["image"][None]) is None
+        with pytest.raises(CaseError, match=r"label.nii cannot be used: the image has lost where its plane lies"):
+            loaded(item, *resized, LoadRegionsd())
+    else:
+        twice = np.kron(values[..., 0], np.ones((2, 2)))
+        np.testing.assert_array_equal(loaded(item, *resized, LoadRegionsd())["regions"][0].numpy(), twice)
+
+
 @pytest.mark.parametrize(
     ("shape", "kind", "words"),
     [
@@ -250,6 +285,25 @@ def test_a_mask_of_another_size_covers_the_same_part_of_a_photograph(factor: flo
     # And under a network that sees the picture in another size.
     small = loaded(item, Resized("image", (24, 32)), LoadRegionsd())["regions"][0].numpy()
     np.testing.assert_array_equal(small.T, whole[1::2, 1::2])
+
+
+@pytest.mark.parametrize(("turn", "own", "is_clear"), [(3, 1, False), (2, 1, False), (3, 3, True), (6, 1, True)])
+def test_a_mask_of_a_photograph_that_is_turned(turn: int, own: int, is_clear: bool, tmp_path: Path) -> None:
+    """A mask without the turn may have been drawn before it. Its shape tells where the turn swaps the axes."""
+    mask = np.zeros((64, 48) if turn < 5 else (48, 64), np.uint8)
+    mask[4:20, 8:20] = 1
+    item = a_photograph(tmp_path, mask)
+    for name, orientation in (("xray.png", turn), ("mask.png", own)):
+        exif = Image.Exif()
+        exif[274] = orientation
+        Image.open(tmp_path / name).copy().save(tmp_path / name, exif=exif)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = loaded(item, LoadRegionsd())["regions"][0].numpy()
+    np.testing.assert_array_equal(found.T, mask[::-1, ::-1] if own == 3 else mask)
+    said = [str(each.message) for each in caught if "EXIF" in str(each.message)]
+    words = f"xray.png has the EXIF orientation {turn}, its label map {tmp_path}/mask.png has 1: .* turned, as viewers"
+    assert said == [] if is_clear else (len(said) == 1 and re.search(words, said[0]))
 
 
 def test_a_mask_that_jpeg_has_changed_is_refused(tmp_path: Path) -> None:

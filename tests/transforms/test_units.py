@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.scans import OBLIQUE, write_scan
-from monai.data import Dataset, decollate_batch, list_data_collate
+from monai.data import Dataset, MetaTensor, decollate_batch, list_data_collate
 from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Spacingd
 
 import monai_saliency as ms
@@ -61,6 +61,24 @@ def explained(image: str, label: str) -> dict[str, Any]:
     after = [Saliencyd("image", score, WINDOWS, "saliency"), Invertd("saliency", before, "image", False)]
     save = SaveSaliencyd("saliency", Path(image).parent, picture=False)
     return Compose([before, *after, save])({"image": image, "label": label, "case": Path(image).stem})
+
+
+def test_images_that_were_stacked_have_no_place() -> None:
+    """torch.stack keeps the affine and file of the first alone, MONAI's function each."""
+    image = torch.rand(1, 12, 10, 8)
+    first, second = (MetaTensor(image * k, torch.eye(4) * k, meta={"filename_or_obj": f"{k}.nii"}) for k in (1, 2))
+    explain = ms.sliding_window(4, 4, target=ms.ClassScore([0], "none"))
+    apart = [explain(each[None].as_tensor(), score)[0] for each in (first, second)]
+    for make in (torch.stack, lambda each: torch.cat([each[0][None], each[1][None]])):
+        with pytest.warns(UserWarning, match="a batch of 2 images has the affine and file of the first one only"):
+            maps = explain(make([first, second]), score)
+        assert not isinstance(maps, MetaTensor)
+        torch.testing.assert_close(maps, torch.stack(apart))
+        with pytest.warns(UserWarning, match="collate"), pytest.raises(CaseError, match=r"image 0 of the batch: .* mm"):
+            WINDOWS(make([first, second]), score)
+    batch = list_data_collate([first, second])
+    assert [image_spacing(WINDOWS(batch, score), index) for index in (0, 1)] == [(1, 1, 1), (2, 2, 2)]
+    assert [each.name for each in WINDOWS.explain(batch, score)] == ["1.nii", "2.nii"]
 
 
 @pytest.mark.parametrize(("unit", "label_unit"), [("micron", "unknown"), ("meter", "micron"), ("unknown", "meter")])
