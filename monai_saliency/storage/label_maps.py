@@ -65,6 +65,8 @@ def _placed(path: str, shape: tuple[int, ...], affine: np.ndarray, scan: MetaTen
     own, file = file_affine(scan.meta, np.eye(4)), case_name(scan)
     whole = tuple([*np.asarray(scan.meta[MetaKeys.SPATIAL_SHAPE]).astype(int).tolist(), 1, 1][:3])
     if is_photograph(path) or is_photograph(file):
+        if path.endswith((".npy", ".npz")):  # NumPy counts rows first, a photograph's map columns
+            raise AdviceError("it does not say whether its first axis counts rows or columns: save it as a PNG")
         _warn_turned(path, file, whole, bool(scan.meta.get(TURNED)))
         return own @ _stretched(path, shape, whole)
     # Its axes may be turned, so each corner is compared with the nearest one.

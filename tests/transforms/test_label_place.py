@@ -316,7 +316,11 @@ def test_a_mask_that_jpeg_has_changed_is_refused(tmp_path: Path) -> None:
         loaded(item, LoadRegionsd())
 
 
-def test_a_mask_of_another_aspect_is_refused(tmp_path: Path) -> None:
+def test_a_mask_of_another_aspect_or_unknown_axes_is_refused(tmp_path: Path) -> None:
+    item = a_photograph(tmp_path, np.ones((64, 48), np.uint8)) | {"label": str(tmp_path / "mask.npy")}
+    np.save(item["label"], np.eye(64, 48, dtype=np.uint8))
+    with pytest.raises(CaseError, match=r"mask.npy cannot be used: it does not say whether .*: save it as a PNG"):
+        loaded(item, LoadRegionsd())
     item = a_photograph(tmp_path, np.ones((32, 32), np.uint8))
     with pytest.raises(CaseError, match=r"mask.png cannot be used: it has 32 x 32 pixels, its scan 48 x 64, .*size"):
         loaded(item, LoadRegionsd())

@@ -65,7 +65,7 @@ def explained(image: str, label: str) -> dict[str, Any]:
 
 def test_images_that_were_stacked_have_no_place() -> None:
     """torch.stack keeps the affine and file of the first alone, MONAI's function each."""
-    image = torch.rand(1, 12, 10, 8)
+    image = torch.rand(1, 14, 12, 12)
     first, second = (MetaTensor(image * k, torch.eye(4) * k, meta={"filename_or_obj": f"{k}.nii"}) for k in (1, 2))
     explain = ms.sliding_window(4, 4, target=ms.ClassScore([0], "none"))
     apart = [explain(each[None].as_tensor(), score)[0] for each in (first, second)]
