@@ -45,8 +45,8 @@ class GradCAM(GradientMethod):
     ``(n, tokens, channels)`` as in a ViT, in the order of the voxels, with or without a class token as the first. Which
     of these it is follows from the convolutions, normalisations and linear layers that ran before, and a case whose
     layer stays unclear fails. A class token that comes last would shift the map by one token: name a layer that runs
-    before it is added. The layer's grid is taken to cover the image as it lies, so a network that first crops, flips or
-    transposes the image, or averages over mirrored copies of it, must leave this to the user.
+    before it is added. The layer's grid is taken to cover the image as it lies, so the map is wrong for a network that
+    first crops, flips or transposes the image, or averages over mirrored copies of it.
 
     Args:
         target_layer: a layer by its name in ``network.named_modules()``, such as ``"class_layers.relu"``. None: the
