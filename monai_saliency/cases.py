@@ -74,6 +74,7 @@ class Case:
             index: which image of the batch.
             given: attributes that are known better than by meta data, such as ``name`` and ``labels``.
         """
+        images = with_own_meta(images)
         known: dict[str, Any] = {"name": case_name(images, index), "index": index}
         known |= {"spacing": image_spacing(images, index), "file": image_file(images, index)}
         return Case(**known | given)

@@ -138,7 +138,9 @@ class AttachedHandler(SaliencyHandler):
             changes["inferer"] = Replay.of(self._own, call.of(group), unsure)
             if self.settings.mask_batch_size is None:
                 changes["mask_batch_size"] = max(1, min(16, _BATCH_VALUES // images[group[0]].numel()))
-            together = torch.stack([images[i] for i in group])
+            # The cases have their own files and voxel sizes, and a stack would have the first one's.
+            alone = len(group) == 1
+            together = torch.stack([images[i] if alone else plain(images[i]) for i in group])
             # A detector without its threshold gives more boxes than it predicted.
             predicted = [None if unsure else predictions[i] for i in group]
             yield Batch(together, [cases[i] for i in group], self._explains.replace(**changes), predicted)

@@ -51,7 +51,7 @@ class TestOneDevice:
         assert same(by_case(found), plain_maps(5, batch_size=2))
         first = found[0]
         assert [saliency.affine[0, 0] for saliency in first["saliency"]] == [1, 2]
-        (expected, _) = inferer().explain(torch.stack([scan["image"] for scan in scans(2)]), Network())
+        (expected, _) = inferer().explain(torch.stack([scan["image"].as_tensor() for scan in scans(2)]), Network())
         assert first["explained"][0] == expected.explained
         assert not any(parameter.grad is not None for parameter in module.parameters())
         assert not first["saliency"][0].requires_grad
