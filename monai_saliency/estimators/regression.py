@@ -25,6 +25,8 @@ _LINEAR = 0.25
 _FREE = 0.01
 # Strengths of the ridge penalty that are compared, relative to the mean eigenvalue of the masks.
 _STRENGTHS = np.logspace(-3, 2, 31)
+# Groups of masks that the jackknife leaves out in turn; with fewer masks, each is a group.
+_GROUPS = 128
 # So many numbers are held of masks at once: 128 MB.
 _AT_ONCE = 2**24
 
@@ -84,7 +86,9 @@ class RegressionScoring(Estimator):
         return _voxels(torch.stack(heights).mean(dim=0), _basis(masks, self.cells)) * _cell(masks, self.cells)
 
     def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
-        """The jackknife over masks, for the penalties that were chosen; None with fewer than three masks."""
+        """The jackknife over at most 128 groups of masks, for the penalties that were chosen; None with fewer than three
+        masks.
+        """
         if len(ids) < 3:
             return None
         return _each(lambda score: _error(masks, *_plain(ids, score), self.cells), masks, scores)
@@ -123,7 +127,7 @@ def _fit_of(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], c
     """The regression of some masks; None where the scores say nothing."""
     if len(ids) < 3 or len(set(scores)) == 1:
         return None
-    features = masks.along_axes(ids, _basis(masks, cells)).flatten(1).cpu().double()
+    features = masks.along_axes(ids, _basis(masks, cells)).flatten(1).to("cpu", masks.dtype)
     return _fit(features, torch.tensor(scores, dtype=torch.float64) - scores[0])
 
 
@@ -133,8 +137,9 @@ def _error(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], ce
     basis, squares, count = _basis(masks, cells), torch.zeros(masks.spatial_shape, dtype=torch.float64), 0
     for fit in _fits(masks, ids, scores, cells):
         count += 1
-        n, changes = len(fit.second.left_out), fit.changes(masks.dtype)
-        squares += (n - 1) / n * _sum_of_squares(changes - changes.mean(dim=1, keepdim=True), basis)
+        n = min(len(fit.features), _GROUPS)
+        groups = torch.eye(n, dtype=torch.float64).repeat(-(-len(fit.features) // n), 1)[: len(fit.features)]
+        squares += (n - 1) / n * _sum_of_squares(fit.changes(groups - groups.mean(dim=0)), basis)
     return squares.sqrt() / max(1, count) * _cell(masks, cells)
 
 
@@ -212,17 +217,16 @@ class _Fit(NamedTuple):
         """``(bumps,)``."""
         return self.slope * self.root * self.second.heights
 
-    def changes(self, dtype: torch.dtype) -> Tensor:
-        """``(bumps, n)``, how far the heights lie above those without each mask, to first order."""
-        first, second, features = self.first, self.second, self.features.to(dtype)
+    def changes(self, groups: Tensor) -> Tensor:
+        """``(bumps, g)``, how far the heights lie above those without each group of masks ``(n, g)``, to first order."""
+        first, second, features = self.first, self.second, self.features
         # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
-        moving = (first.heights.sign() / first.heights.abs().max() * second.heights / self.root).to(dtype)
-        response = first.shares @ ((features * moving) @ features.T).double() @ second.weights
-        own, moved = (each.T.to(dtype) for each in (second.shares - response, first.shares))
-        squared = self.root.square().to(dtype)
-        changes = (features.T @ own).mul_(squared[:, None])
-        changes += (features.T @ moved).mul_(moving[:, None])
-        return changes.mul_(self.slope.to(dtype))
+        moving = (first.heights.sign() / first.heights.abs().max() * second.heights / self.root).to(features)
+        moved = (features.T @ (first.shares.T @ groups).to(features)).mul_(moving[:, None])
+        own = second.shares.T @ groups - second.weights @ (features @ moved).double()
+        squared = self.root.square().to(features)
+        changes = (features.T @ own.to(features)).mul_(squared[:, None]).add_(moved)
+        return changes.mul_(self.slope.to(features))
 
 
 def _fit(features: Tensor, scores: Tensor) -> _Fit | None:
@@ -237,14 +241,14 @@ def _fit(features: Tensor, scores: Tensor) -> _Fit | None:
     if not highest > 0:
         return None
     root = (first.heights.abs() / highest + _FREE).sqrt()
-    second = _ridge(features * root, compressed)
+    second = _ridge(features * root.to(features), compressed)
     squares = second.explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
     return _Fit(features, first, second, root, centred @ second.explained / squares)
 
 
 def _ridge(features: Tensor, wanted: Tensor) -> _Ridge:
     """The ridge regression with the least leave-one-out error, of centred features and values."""
-    values, vectors = torch.linalg.eigh(features @ features.T)
+    values, vectors = torch.linalg.eigh((features @ features.T).double())
     values, along, squares = values.clamp_min(0), vectors.T @ wanted, vectors.square()
     tried = []
     for strength in (float(values.mean()) * _STRENGTHS).tolist():
@@ -255,4 +259,4 @@ def _ridge(features: Tensor, wanted: Tensor) -> _Ridge:
         tried.append((float(left_out.square().mean()), strength, explained, left_out))
     _, strength, explained, left_out = min(tried, key=lambda each: each[0])
     weights = (vectors / (values + max(strength, torch.finfo(torch.float64).tiny))) @ vectors.T
-    return _Ridge(features.T @ (weights @ wanted), explained, left_out, weights)
+    return _Ridge((features.T @ (weights @ wanted).to(features)).double(), explained, left_out, weights)

@@ -20,7 +20,7 @@ from monai_saliency.masks.sliding_window import PatchWindowMasks
 from monai_saliency.masks.until import ended, wanted_agreement
 from monai_saliency.utils.arguments import instance, number, whole_number
 from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
+from monai_saliency.utils.precision import exact_arithmetic
 
 __all__ = ["BoundFocusedMasks", "FocusedMasks"]
 
@@ -249,7 +249,7 @@ class BoundFocusedMasks(BoundMasks):
             return fine
         inside = self._soft(place, device)
         coarse = self._cells(numbers, _COARSE[0], len(_COARSE) + 1, outside, device)
-        return inside * fine + (1 - inside) * coarse
+        return torch.lerp(coarse, fine, inside)
 
     def _cells(self, numbers: list[int], cells: int, table: int, kept: list[float], device: torch.device) -> Tensor:
         """Grids of random cells, stretched to the lattice at a random shift of up to one cell."""
@@ -299,9 +299,8 @@ class BoundFocusedMasks(BoundMasks):
         # What is read of the lattice need not be stretched first.
         products = [each.to(rows).T @ rows for rows, each in zip(self._stretching, matrices, strict=True)]
         chunks = [ids[start : start + _AT_ONCE] for start in range(0, len(ids), _AT_ONCE)]
-        dtype = accumulation_dtype(self.device)
         with exact_arithmetic(self.device):
-            found = [_along_axes(self._points(chunk, self.device).to(dtype), products) for chunk in chunks]
+            found = [_along_axes(self._points(chunk, self.device), products) for chunk in chunks]
         return torch.cat(found)[:, None]
 
 

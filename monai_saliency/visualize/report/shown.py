@@ -135,7 +135,7 @@ def _embedded(kept: KeptScan, codes: np.ndarray, step: float = 1.0, low: float =
     image = nib.Nifti1Image(codes, kept.affine @ move)
     image.header.set_slope_inter(step, low)
     image.header.set_xyzt_units("mm")
-    return base64.b64encode(gzip.compress(image.to_bytes(), 4, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(image.to_bytes(), 1, mtime=0)).decode()
 
 
 def _thumbnail(kept: KeptScan, gray: np.ndarray, layer: _Layer) -> bytes:
