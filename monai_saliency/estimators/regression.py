@@ -86,8 +86,8 @@ class RegressionScoring(Estimator):
         return _voxels(torch.stack(heights).mean(dim=0), _basis(masks, self.cells)) * _cell(masks, self.cells)
 
     def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
-        """The jackknife over at most 128 groups of masks, for the penalties that were chosen; None with fewer than three
-        masks.
+        """The jackknife for the penalties that were chosen, over 128 groups of masks, or over each mask if there are
+        fewer; None with fewer than three.
         """
         if len(ids) < 3:
             return None
@@ -218,15 +218,16 @@ class _Fit(NamedTuple):
         return self.slope * self.root * self.second.heights
 
     def changes(self, groups: Tensor) -> Tensor:
-        """``(bumps, g)``, how far the heights lie above those without each group of masks ``(n, g)``, to first order."""
+        """``(bumps, g)``, how far the heights lie above those without each of some groups of masks ``(n, g)``, to first
+        order.
+        """
         first, second, features = self.first, self.second, self.features
         # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
         moving = (first.heights.sign() / first.heights.abs().max() * second.heights / self.root).to(features)
         moved = (features.T @ (first.shares.T @ groups).to(features)).mul_(moving[:, None])
-        own = second.shares.T @ groups - second.weights @ (features @ moved).double()
-        squared = self.root.square().to(features)
-        changes = (features.T @ own.to(features)).mul_(squared[:, None]).add_(moved)
-        return changes.mul_(self.slope.to(features))
+        own = (second.shares.T @ groups - second.weights @ (features @ moved).double()).to(features)
+        squared = self.root.square().to(features)[:, None]
+        return (features.T @ own).mul_(squared).add_(moved).mul_(self.slope.to(features))
 
 
 def _fit(features: Tensor, scores: Tensor) -> _Fit | None:

@@ -286,7 +286,7 @@ class BoundMasks(ABC):
 
     def along_axes(self, ids: Ids, matrices: Sequence[Tensor]) -> Tensor:
         """Masks multiplied along each axis by a matrix ``(size, columns)``, ``(n, channels or 1, *columns)``, in double
-        precision. Override this for masks that need not be rendered for it.
+        precision or the masks' own. Override this for masks that need not be rendered for it.
         """
         shape = (0, self.channels or 1, *(each.shape[1] for each in matrices))
         found = [torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)]

@@ -23,7 +23,7 @@ __all__ = ["PICTURE_FORMATS", "plot_saliency", "save_picture"]
 
 PICTURE_FORMATS = ("png", "svg")
 # Of a PNG, and of the scan and the map in an SVG, whose lines and letters need none.
-_DPI = {"png": 100, "svg": 200}
+_DPI = 100  # of a PNG file
 # The settings of the two are matplotlib's, for all threads.
 _setting = threading.Lock()
 
@@ -108,7 +108,7 @@ def plot_saliency(
     coloured = [legend.coloured(*each) for legend, *each in zip(legends, maps, errors, strict=True)]
     views = [_planes(scan, *each, label, affine) for each in zip(maps, coloured, strict=True)]
     width = 3.2 * len(views[0]) + 1.2
-    figure = figure_type(figsize=(width, 3.4 * len(views) + 0.5), layout="constrained", facecolor="white")
+    figure = figure_type(figsize=(width, 3.4 * len(views) + 0.5), layout="constrained", facecolor="white", dpi=_DPI)
     verdicts = [
         legend.verdict(each, bool(part.any())) for legend, each, part in zip(legends, maps, coloured, strict=True)
     ]
@@ -133,10 +133,11 @@ def plot_saliency(
 def save_picture(figure: Figure, path: str | Path | IO[bytes], picture_format: str = "png") -> None:
     """Write a figure to a path or an open file, with the same bytes each time: as ``"png"``, or as ``"svg"``."""
     check_option("picture_format", picture_format, PICTURE_FORMATS)
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "map"}
-    metadata = {"Date": None} if picture_format == "svg" else None
-    with _setting, require("matplotlib", extra="bundle").rc_context(settings):
-        figure.savefig(path, format=picture_format, dpi=_DPI[picture_format], metadata=metadata)
+    with _setting, require("matplotlib", extra="bundle").rc_context({"svg.fonttype": "none", "svg.hashsalt": "map"}):
+        if picture_format == "svg":
+            figure.savefig(path, format="svg", dpi=200, metadata={"Date": None})
+        else:  # `savefig` would draw twice, the first time for the layout
+            require("matplotlib.backends.backend_agg", extra="bundle").FigureCanvasAgg(figure).print_png(path)
 
 
 def _wrapped(words: Sequence[str], width: int) -> str:
