@@ -47,8 +47,8 @@ def best_strength(features: np.ndarray, wanted: np.ndarray) -> float:
     return min(errors, key=errors.__getitem__)
 
 
-def reference(masks: np.ndarray, scores: np.ndarray, cells: int) -> tuple[np.ndarray, np.ndarray]:
-    """The effect of each voxel, and its jackknife error, by refitting without each mask."""
+def reference(masks: np.ndarray, scores: np.ndarray, cells: int, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """The effect of each voxel, and its jackknife error, by refitting without each mask: changes add up in groups."""
     basis = np.ones((1, 1))
     for size in masks.shape[1:]:
         basis = np.kron(basis, bumps(size, max(1.0, 0.7 * size / cells)))
@@ -72,7 +72,9 @@ def reference(masks: np.ndarray, scores: np.ndarray, cells: int) -> tuple[np.nda
         response = (second(variance + step * moved, every) - second(variance - step * moved, every)) / (2 * step)
         changes.append(heights - second(variance, others) + response)
     maps = slope * np.array(changes) @ basis.T
-    error = np.sqrt((n - 1) * maps.var(axis=0))
+    maps -= maps.mean(axis=0)
+    grouped = [maps[group::groups].sum(axis=0) for group in range(groups)]
+    error = np.sqrt((groups - 1) * np.square(grouped).mean(axis=0))
     voxels = math.prod(max(1.0, size / cells) for size in masks.shape[1:])
     return voxels * (slope * basis @ heights).reshape(masks.shape[1:]), voxels * error.reshape(masks.shape[1:])
 
@@ -81,12 +83,16 @@ def reference(masks: np.ndarray, scores: np.ndarray, cells: int) -> tuple[np.nda
     ("shape", "num_masks", "grid", "cells"),
     [((10, 12), 24, 3, 3), ((6, 5, 7), 24, 2, 2), pytest.param((10, 12), 40, 3, 1, id="more masks than bumps")],
 )
-def test_against_refitting_without_each_mask(shape: tuple[int, ...], num_masks: int, grid: int, cells: int) -> None:
+@pytest.mark.parametrize("groups", [10, 128])
+def test_against_refitting_without_each_mask(
+    shape: tuple[int, ...], num_masks: int, grid: int, cells: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monai_saliency.estimators.regression._GROUPS", groups)
     bound = ms.RISEMasks(num_masks, grid, seed=4).bind(torch.zeros(1, *shape, dtype=torch.float64))
     masks = bound.render(range(num_masks))[:, 0].numpy()
     rng = np.random.default_rng(0)
     scores = 1 / (1 + np.exp(-masks.reshape(num_masks, -1) @ rng.normal(size=masks[0].size)))
-    effects, error = reference(masks, scores, cells)
+    effects, error = reference(masks, scores, cells, min(groups, num_masks))
     both = torch.from_numpy(np.stack([scores, 5 - 2 * scores], axis=1))
     given = bound, range(num_masks), both, both[0]
     found = ms.RegressionScoring(cells).compute(*given).numpy()
