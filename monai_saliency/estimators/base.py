@@ -39,7 +39,7 @@ _AT_ONCE = 2**23
 
 
 class Meaning(NamedTuple):
-    """What the values of an estimator's maps are, for the legend of a picture."""
+    """The meaning of an estimator's values, for the legend of a picture."""
 
     words: str = "change of the score"
     largest: float = 1.0
@@ -78,7 +78,7 @@ class ScoreState:
         self.seen = torch.zeros(len(self.ids), dtype=torch.bool, device="cpu")
 
     def next_round(self) -> bool:
-        """Begin the next round of masks, of which the current one has all scores. False when no round is left."""
+        """Begin the next round of masks once the current one is scored. False when no round is left."""
         if not bool(self.seen.all()):
             raise ValueError("a round begins when all masks of the one before are scored")
         found = self._wanted() if self.masks.in_rounds else []
@@ -90,7 +90,7 @@ class ScoreState:
         return True
 
     def _wanted(self) -> list[Id]:
-        """What the scores want next, each by itself."""
+        """The masks that the scores request next, each by itself."""
         known, found = set(self.ids), dict[Id, None]()
         for score, reference in zip(self.scores.cpu().T, self.reference_scores.cpu(), strict=True):
             _, wanted = self.masks.replayed(self.ids, score[:, None], reference[None])
@@ -98,7 +98,7 @@ class ScoreState:
         return list(found)
 
     def stopped(self) -> str:
-        """Why no round follows, in words: of the score that asked for most masks."""
+        """Why no round follows, in words, for the score that requested most masks."""
         if not len(self.reference_scores):
             return ""
         each = _own_scores(self.masks, self.ids, self.scores.cpu(), self.reference_scores.cpu())
@@ -152,7 +152,7 @@ class ScoreState:
 def of_each_score(
     made: Callable[..., Any], masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor
 ) -> Any:
-    """What an estimator makes of scores: of each by the masks that it asks for itself, where they come in rounds."""
+    """An estimator's result for some scores: each from the masks that it requested itself, if they come in rounds."""
     found = [made(masks, *own) for own in _own_scores(masks, ids, scores, reference_scores)]
     return None if found[0] is None else torch.cat(found)
 
@@ -163,7 +163,7 @@ def own_rows(masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tens
     if not masks.in_rounds:
         return [everything] * len(reference_scores)
     each = zip(scores.cpu().split(1, dim=1), reference_scores.cpu().split(1), strict=True)
-    # A part of the first round is no round yet.
+    # A part of the first round is not a round yet.
     return [masks.replayed(ids, score, reference)[0] or everything for score, reference in each]
 
 
@@ -216,7 +216,7 @@ class Estimator(ABC):
         """
 
     def meaning(self, masks: BoundMasks) -> Meaning:
-        """What the map's values are: by default the change of the score, in its unit, at most as large as its range."""
+        """The meaning of the map's values: by default the change of the score, in its unit, within its range."""
         return Meaning()
 
     def noise(

@@ -71,8 +71,8 @@ class HSICScoring(Estimator):
     def noise(
         self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
     ) -> Tensor | None:
-        """What a cell on which nothing depends gets by chance: the mean over all orders of the scores, and at most its
-        standard deviation, ``sqrt 2`` times the mean.
+        """The value that a cell without influence gets by chance: the mean over all orders of the scores, and at most
+        its standard deviation, ``sqrt 2`` times the mean.
         """
         kept = torch.from_numpy(_checked(masks).codes(ids)["coalition"]).to(masks.device)
         count, share = len(kept), kept.to(accumulation_dtype(masks.device)).mean(dim=0)
@@ -149,9 +149,9 @@ class SobolScoring(Estimator):
     """The share of the score's variance that a cell has a part in, alone or together with others (total Sobol indices:
     Fel et al., NeurIPS 2021, arXiv 2111.04138, section 3; estimator of Jansen, Comput. Phys. Commun. 117, 1999).
 
-    With f(A) the score of a design's first mask and f(C) that of the mask in which one cell is exchanged, the cell's
+    With f(A) the score of a design's first mask and f(C) the score of the mask with one cell exchanged, the cell's
     value is ``mean((f(A) - f(C))^2) / (2 V)`` over the designs. V is the variance of all scores of masks A and B; the
-    authors' code takes those of A alone.
+    authors' code takes the scores of A alone.
 
     **Unit**: a share of the variance, without sign: 0 where the cell changes nothing, 1 where it alone decides; a small
     sample may give more than 1. The map is flat in each cell. Scores that differ by rounding alone give zeros.

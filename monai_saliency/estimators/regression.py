@@ -32,12 +32,12 @@ _AT_ONCE = 2**24
 
 
 class RegressionScoring(Estimator):
-    """What each part of the image adds to the score, by a regression of the scores on the masks.
+    """The part that each place of the image adds to the score, by a regression of the scores on the masks.
 
     The score of mask i is taken as ``b + sum_v M_i(v) m(v)``, and the map m as smooth: a sum of Gaussian bumps on a
     grid, whose heights are penalised by their squares (ridge regression, Hoerl and Kennard, 1970). That is the mean of
     a Gaussian process whose values correlate over 0.7 cells (Rasmussen and Williams, 2006, section 2.2). RISE's average
-    (:class:`~monai_saliency.RISEScoring`) lets each voxel stand for all that chance hid together with it; the
+    (:class:`~monai_saliency.RISEScoring`) credits each voxel with all that chance hid together with it; the
     regression divides the score among them, so a few hundred masks give a sharper map.
 
     - Evidence lies in few places. So the regression is fitted twice, and in the second fit a height is penalised less
@@ -53,10 +53,10 @@ class RegressionScoring(Estimator):
     score's unit.
 
     Args:
-        cells: along each axis; finer ones than those of the masks.
+        cells: along each axis; finer ones than the masks'.
 
     Raises:
-        ValueError: when ``cells`` is no whole number above 0, and where each channel has its own masks.
+        ValueError: when ``cells`` is not a whole number above 0, and where each channel has its own masks.
 
     Example::
 

@@ -83,7 +83,7 @@ class RISEScoring(Estimator):
             # Masks that keep nothing say nothing about any voxel.
             return torch.where(kept > 0, weighted / kept, weighted).flatten(0, 1).to(masks.dtype)
         if self.form == "centred":
-            # The weights sum to 0, so that masks stand for `M - p1`.
+            # The weights sum to 0, so the masks act as `M - p1`.
             weighted = masks.weighted_sum(ids, centred(scores))
             weighted /= self.p1 * max(1, len(ids) - 1)
         else:
@@ -210,7 +210,7 @@ class DRISEScoring(Estimator):
         return score_rounding(scores, reference_scores, rounding) if is_known else None
 
     def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
-        """Of the centred form, for three or more masks drawn at random: that of a ratio of two means less a mean
+        """Of the centred form, for three or more masks drawn at random: the error of a ratio of two means less a mean
         (:func:`~monai_saliency.estimators.base.ratio_error`). Otherwise None.
         """
         if self.form == "plain" or not masks.drawn or len(ids) < 3:
@@ -302,7 +302,7 @@ class MCRISEScoring(Estimator):
 
 
 class _Contrasts(BoundMasks):
-    """What stands in the place of a mask in the formulas of RISE: ``1 + a * m_0 - b * K * h_k`` for each fill k."""
+    """Takes the place of a mask in the formulas of RISE: ``1 + a * m_0 - b * K * h_k`` for each fill k."""
 
     def __init__(self, masks: BoundMasks, kept: float, hidden: float) -> None:
         self.base, self.kept, self.hidden = masks, kept, hidden

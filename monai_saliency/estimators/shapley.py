@@ -1,4 +1,4 @@
-"""Shapley values: what each player adds to the score, on average over all orders in which they may come."""
+"""Shapley values: what each player adds to the score, on average over all orders of adding them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = ["ShapleyScoring", "ShapleyValues", "shapley_values"]
 
 # How far exact values may miss their sum before they are refused, relative to the largest drop of the score.
 _MISSED = 1e-3
-# Triples are made of so many players at the most: 4060 of them.
+# Triples are made of at most this many players: 4060 triples.
 _PLAYERS = 30
-# Pairs are predicted by the others in so many groups.
+# Pairs are predicted by the others in this many groups.
 _FOLDS = 5
-# Of so many pairs one interaction is chosen at the most: one of ten coalitions, as in the paper.
+# At most one interaction is chosen for this many pairs: one for ten coalitions, as in the paper.
 _PAIRS = 5
 
 
 @dataclass(frozen=True)
 class ShapleyValues:
-    """What each player adds to the score.
+    """The share of each player in the score.
 
     Attributes:
         players: n of them: labels of regions, 0 for the background; or ``(label, channel)``.
-        values: ``(n, K)``, float64, in the score's unit. They sum to the score of the image less that of the image
-            with all players hidden.
+        values: ``(n, K)``, float64, in the score's unit. They sum to the score of the image less the score of the
+            image with all players hidden.
         standard_error: ``(n, K)``, what sampling leaves uncertain; None where the values are exact.
 
     Example::
@@ -87,7 +87,7 @@ def shapley_values(explanation: Any) -> ShapleyValues:
 
 class ShapleyScoring(Estimator):
     """The Shapley value of the region that a voxel lies in (Shapley 1953): what the region adds to the score, on
-    average over all orders in which the regions may come into the image.
+    average over all orders of adding the regions to the image.
 
     With f the score of a coalition S, the value of player i of n is
     ``sum_S |S|! (n - |S| - 1)! / n! * (f(S with i) - f(S))`` over the coalitions without i. Values are in the score's
@@ -97,7 +97,7 @@ class ShapleyScoring(Estimator):
 
     - If all coalitions were scored, the values are exact: the sum of Harsanyi's dividends, each shared equally among
       its players, so that players that never meet need no common coalition (:mod:`monai_saliency.masks.coalition`).
-    - If coalitions were drawn, the values are those of KernelSHAP's regression (Lundberg and Lee, NeurIPS 2017), on
+    - If coalitions were drawn, the values come from KernelSHAP's regression (Lundberg and Lee, NeurIPS 2017), on
       pairs of complements drawn without replacement by their leverage (Leverage SHAP: Musco and Witter, arXiv
       2410.01917), weighted by the probability that a pair is drawn. Their sum is exact, and so are games whose players
       interact at most two by two.
@@ -189,7 +189,7 @@ def _share(meeting: Meeting, drops: Tensor, values: Tensor) -> None:
 
 
 def triples(first: np.ndarray, features: Tensor, weight: Tensor, values: Tensor) -> Tensor:
-    """What the regression misses of the products of three signs, whose Shapley values are 2/3 for each of the three."""
+    """The missed part of products of three signs, whose Shapley values are 2/3 for each of the three."""
     players = first.shape[1]
     looked_at = values.abs().argsort(descending=True, stable=True)[:_PLAYERS].sort().values.tolist()
     places = torch.tensor(list(itertools.combinations(looked_at, 3)), dtype=torch.long).reshape(-1, 3)
@@ -202,7 +202,7 @@ def triples(first: np.ndarray, features: Tensor, weight: Tensor, values: Tensor)
 
 
 def choose(base: Tensor, columns: Tensor, wanted: Tensor) -> tuple[list[int], Tensor]:
-    """Choose columns that help to predict pairs, beside those of a regression, and what is missed of each pair."""
+    """Choose columns that help to predict pairs, in addition to a regression's, and the part that each pair misses."""
     count, inner = len(wanted), len(wanted) * (_FOLDS - 1) // _FOLDS
     most = max(0, min(count // _PAIRS, (inner - base.shape[1]) // 2, columns.shape[1]))
     group = torch.arange(count) % _FOLDS
@@ -240,7 +240,7 @@ def _path(base: Tensor, columns: Tensor, wanted: Tensor, train: Tensor, steps: i
 def _regression(masks: BoundCoalitionMasks, drops: Tensor, interactions: bool) -> tuple[Tensor, Tensor]:
     """Shapley values ``(players, K)`` of KernelSHAP's regression on pairs of complements, and their variances.
 
-    A Shapley value depends on the odd part of a game alone, in which pairs of complements differ. In the Fourier basis
+    A Shapley value depends on the odd part of a game alone, where pairs of complements differ. In the Fourier basis
     it is a sum of products of an odd number of signs. The regression has the products of one; OddSHAP adds products of
     three.
     """

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one run over a cohort does in this process. By default it does everything."""
+    """The share of one process in a run over a cohort: everything, by default."""
 
     part: Part = field(default_factory=Part)
     places: Sequence[int] | None = None
@@ -113,7 +113,7 @@ class CaseExplainer:
                 else:
                     claimed += [_Claimed(index, case, claim)] * is_mine
             if claimed:
-                # Plain tensors from here on: the cases hold what their meta data says.
+                # Plain tensors from here on: the cases hold their meta data.
                 free = plain(images)[[each.index for each in claimed]]
                 self._explain(free, claimed, write, inferer or self.inferer)
 

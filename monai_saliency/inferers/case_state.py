@@ -143,7 +143,7 @@ class CaseState:
         self.case, self.values = replace(self.case, prediction=None), ()
 
     def read(self, start: int, stop: int, output: Any, offset: int, count: int) -> None:
-        """Score rows [start, stop), which stand at ``offset`` in the network's output of ``count`` images."""
+        """Score rows [start, stop), which begin at ``offset`` in the network's output of ``count`` images."""
         if start == 0:
             self.bind(rows(output, offset, offset + 1, count))
             start, offset = 1, offset + 1
@@ -257,7 +257,7 @@ class CaseState:
 
 
 def sampled(output: Any) -> list[torch.Tensor]:
-    """At most 2^20 values of each tensor of an output, as copies; none of a list of boxes, whose order may vary."""
+    """At most 2^20 values of each tensor of an output, as copies; empty for a list of boxes, whose order may vary."""
     if isinstance(output, (list, tuple)) and any(isinstance(each, Mapping) for each in output):
         return []
     leaves = [each for each in tree_leaves(output) if isinstance(each, torch.Tensor)]

@@ -42,8 +42,8 @@ class Explanation:
         disagreement: of the map's shape and unit, at least 0: the standard deviation between the maps of the members of
             an :class:`~monai_saliency.networks.Ensemble` (of a sample, divided by k - 1). Then the map and the scores
             are the members' means. None for a single network.
-        members: the scores ``(N, k * K)`` of the k members of an ensemble and those of the unperturbed image
-            ``(k * K,)``, all K of the first member first. None for a single network.
+        members: the scores ``(N, k * K)`` of the k members of an ensemble, and the scores of the unperturbed
+            image ``(k * K,)``, all K of the first member first. None for a single network.
 
     Example::
 
@@ -84,7 +84,7 @@ class Explanation:
 
     @property
     def _with_masks_of_their_own(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The scores, and those of the unperturbed image; of an ensemble's members where masks come in rounds."""
+        """The scores, perturbed and unperturbed; of an ensemble's members if masks come in rounds."""
         of_members = self.members if self.masks.in_rounds else None
         return of_members or (self.scores, self.reference_scores)
 
@@ -99,7 +99,7 @@ class Explanation:
         return found
 
     def maps_beside(self, standard_error_key: Any = None) -> dict[Any, torch.Tensor]:
-        """The maps to save beside the map: its disagreement as ``"disagreement"``, and its standard error, where it has
+        """The maps to save with the map: its disagreement as ``"disagreement"``, and its standard error, where it has
         them.
 
         Args:
@@ -111,7 +111,7 @@ class Explanation:
 
     @property
     def explained(self) -> list[tuple[Any, int | None, float]]:
-        """What each map shows: the class or channel explained, the image's channel (None where a map is of all), and
+        """The content of each map: its class or channel, the image's channel (None where a map is of all), and
         the unperturbed image's score.
         """
         channels = [None] if self.masks.channels is None else range(self.masks.channels)
@@ -120,8 +120,8 @@ class Explanation:
 
 
 def of_members(explanation: Explanation, rounding: float) -> Explanation:
-    """The explanation of an ensemble, from one that has the maps and scores of its members one after another; that of a
-    single network as it is.
+    """The explanation of an ensemble, from one that has the maps and scores of its members one after another; the
+    explanation of a single network is returned as it is.
     """
     bound = explanation.target
     if not isinstance(bound, BoundTarget) or bound.members == 1:

@@ -1,6 +1,6 @@
 """The one seam around every call of the network, for whole images and for patches alike.
 
-Autocast, cancellation, the busy meter, and halving a batch for which the memory is too small belong here alone.
+Autocast, cancellation, the busy meter, and halving a batch that is too large for the memory belong here alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Cancelled(Exception):
 
 
 def known_of(network: Any) -> dict[Any, Any]:
-    """What was found out about a network, kept as long as it lives."""
+    """Facts that were found out about a network, kept as long as it lives."""
     try:
         return _known.setdefault(network, {})
     except TypeError:  # it cannot be referred to weakly
@@ -107,7 +107,7 @@ class Forward:
         return self.autocast.get("dtype") or torch.float16
 
     def _run(self, batch: torch.Tensor, values: Mapping[Any, torch.Tensor], call: Call) -> Any:
-        """Call the network, in halves where the memory is too small. What fits is remembered."""
+        """Call the network, in halves if the memory is too small. The size that fits is remembered."""
         fits, kind = known_of(self.network), (*batch.shape[1:], str(batch.device))
         size, version = min(len(batch), fits.get(kind, len(batch))), tensor_version(batch)
         while True:

@@ -53,8 +53,8 @@ class PerturbationInferer(Inferer):
 
     For each image and mask it makes ``perturbed = mask * image + (1 - mask) * fill(image)``, batch by batch on the
     image's device, and the inner inferer runs the network on it, as it does to predict. The batches of a round have one
-    shape. One holds masks of several images where these are given together. The unperturbed image stands before its
-    first mask.
+    shape. A batch holds masks of several images if these are given together. The unperturbed image comes before
+    its first mask.
 
     Args:
         masks: where images are perturbed.
@@ -68,7 +68,7 @@ class PerturbationInferer(Inferer):
             list: a key, an index, several such as ``("pred", 0)``, or a callable that takes it; all by default.
         inputs: how the network takes its inputs, and which of them are perturbed
             (:mod:`monai_saliency.networks.inputs`); one tensor by default.
-        meter: counts the time in which the network runs.
+        meter: counts the time that the network runs.
         autocast: arguments of ``torch.autocast`` for the network's calls on a GPU; None for none.
         sharing: how ranks or devices share the masks, such as
             :class:`monai_saliency.distributed.process_group.MasksOverRanks`; None where all are scored here.
@@ -141,7 +141,7 @@ class PerturbationInferer(Inferer):
         """A copy with other settings.
 
         Raises:
-            TypeError: when there is no such setting.
+            TypeError: when a setting is unknown.
         """
         return type(self)(**self.settings | changes)
 

@@ -105,5 +105,5 @@ class NNUNetInferer(SlidingWindowInferer):
         assert sums is not None
         sums /= total
         if torch.isinf(sums).any():
-            raise ValueError("the network's logits are too large for float16, in which nnU-Net adds them up")
+            raise ValueError("the network's logits are too large for float16, and nnU-Net adds them up in float16")
         return sums[everywhere(everywhere(grid.inside))]

@@ -26,7 +26,7 @@ class Swap(NamedTuple):
 
 
 class PatchCase:
-    """One case's unperturbed output, and the patches in which each mask changes it."""
+    """One case's unperturbed output, and the patches that each mask changes."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class PatchCase:
         return scores
 
     def _reference(self, box: Box) -> torch.Tensor:
-        """What a box of the unperturbed output adds to the sums; masks that change the same patches share it."""
+        """The share of a box of the unperturbed output in the sums; masks that change the same patches share it."""
         key = tuple((side.start, side.stop) for side in box)
         if key not in self._contributions:
             here = within(box, self.box)
@@ -110,7 +110,7 @@ class PatchCase:
         return self._contributions[key]
 
     def _contribution(self, values: torch.Tensor, box: Box) -> torch.Tensor:
-        """What a box adds to the sums, precisely, since a change is the difference of two large ones."""
+        """The part that a box adds to the sums, precisely, since a change is the difference of two large ones."""
         return self.target.contribution(values[None].to(accumulation_dtype(values.device)), box)[0]
 
 

@@ -17,7 +17,7 @@ __all__ = ["OutputMemory", "PatchMemory"]
 class PatchMemory:
     """Limits of the memory of patch outputs. Beyond them the least recently used outputs are dropped and run again.
 
-    Outputs that no mask needs any more are dropped at once. So windows, few of which share a patch's content, need
+    Outputs that no mask needs any more are dropped at once. So windows, which rarely share a patch's content, need
     little more than the outputs of the unperturbed image. The limits count the outputs themselves; the C library's
     allocator may keep gaps between them.
 

@@ -1,6 +1,6 @@
 """Remembered patches: the same scores from a fraction of the forwards, for sliding-window models.
 
-The output of a patch depends only on the voxels of the patch. So a mask changes only the patches in which it hides
+The output of a patch depends only on the voxels of the patch. So a mask changes only the patches where it hides
 something, and masks that agree inside a patch share its output: each patch is run once unperturbed, and once for each
 different restriction of a mask to it. A mask's output is the unperturbed output with its patches exchanged:
 ``(sum + sum_p w * (new_p - old_p)) / count``, in the box that they cover. Patches that the target does not read are not
@@ -185,7 +185,7 @@ class RememberedPatches(Scoring):
                 raise RowsDepend(self.states[entry[0]].case.name, f"{what} gives an output with {both}")
 
     def _alone(self, entry: Sequence[int]) -> torch.Tensor:
-        """What a patch gives alone: at most 2^20 values of it."""
+        """A patch's output when run alone: at most 2^20 values of it."""
         patch = self.batch.new_zeros(1, *self.batch.shape[1:])
         self._perturb([entry], patch)
 
@@ -221,7 +221,7 @@ class RememberedPatches(Scoring):
         cases = []
         for index, sums in enumerate(self._sums(whole)):
             state, volume = self.states[index], (sums / self.weight_sum)[None]
-            if not bool(torch.isfinite(volume).all()):  # a difference of infinities says nothing
+            if not bool(torch.isfinite(volume).all()):  # a difference of infinities is NaN
                 raise _NotExact("the network's output of the unperturbed image is not finite everywhere")
             if cancels(volume):
                 raise _NotExact("the network masks voxels by values so large that others are lost in their rounding")

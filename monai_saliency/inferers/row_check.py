@@ -42,7 +42,7 @@ class RowsDepend(CaseError):
 
 
 class Seen(NamedTuple):
-    """What an image scores ``(K,)``, how it was run, and values of the network's output where these are compared."""
+    """The scores ``(K,)`` of an image, how it was run, and values of the network's output if these are compared."""
 
     scores: torch.Tensor
     words: str
@@ -148,7 +148,7 @@ class RowCheck:
         raise CaseError(self.states[index].case.name, f"{problem}. {_SUPPOSED}")
 
     def _predicted(self, state: CaseState, target: BoundTarget, values: Sequence[torch.Tensor]) -> Seen | None:
-        """What an evaluator predicted for a case; None where it is not known, or nothing that the target reads."""
+        """The evaluator's prediction for a case; None if it is unknown, or if the target cannot read it."""
         if state.case.prediction is None:
             return None
         try:
@@ -161,7 +161,7 @@ class RowCheck:
 
 
 def run_alone(network: Any, image: torch.Tensor, size: int, run: Callable[[torch.Tensor, str], Any]) -> Any:
-    """What an image ``(1, ...)`` gives alone, or in a batch of its copies where the network takes no batch of one."""
+    """The output of an image ``(1, ...)`` alone, or in a batch of its copies if the network takes no batch of one."""
     # Compiling again for another batch size takes minutes, and may change the bits of all other batches.
     if size == 1 or not holds_compiled(network):
         try:

@@ -58,7 +58,7 @@ class WorkerScores:
 
     @staticmethod
     def of(state: CaseState) -> WorkerScores:
-        """What this worker has."""
+        """The scores of this worker."""
         scores = state.state
         # Copies: this worker goes on while others read.
         seen, found, reference = (
@@ -69,7 +69,7 @@ class WorkerScores:
         return WorkerScores(state.case.name, seen, found, reference, *how)
 
     def differences(self, other: WorkerScores) -> list[str]:
-        """What differs from another worker's, in words; empty if the scores belong together."""
+        """The differences to another worker, in words; empty if the scores belong together."""
         ours, theirs = self.made_by, other.made_by
         known = [name for name in ours if None not in (ours[name], theirs.get(name))]
         found = [name for name in known if ours[name] != theirs[name]]

@@ -25,7 +25,7 @@ class WholeImages(Scoring):
     def __init__(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, batch_size: int) -> None:
         self.forward, self.states, self.split = forward, states, split
         self.check = RowCheck(forward, states, f"in a batch of {batch_size}" if batch_size > 1 else "")
-        self._ran: int | None = None  # the last case of which a batch was run behind its first one
+        self._ran: int | None = None  # the last case that had a batch after its first one
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, and nothing reads their outputs.
         image = states[0].case.image
@@ -96,7 +96,7 @@ class WholeImages(Scoring):
             self._ran = index if start > 0 else self._ran
 
     def _alone(self, index: int, row: int) -> Seen:
-        """What a row gives alone."""
+        """The output of a row when run alone."""
         state = self.states[index]
         image = torch.cat([state.case.image, state.held])[None]
         state.perturb(row, row + 1, out=image)

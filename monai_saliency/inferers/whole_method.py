@@ -128,7 +128,7 @@ class _MethodMasks(Masks):
 
 
 class _BoundMethodMasks(BoundMasks):
-    """The map of a method, and how many changed images it asked for."""
+    """The map of a method, and the number of changed images that it used."""
 
     def __init__(self, image: torch.Tensor, name: str) -> None:
         super().__init__(image)
@@ -138,7 +138,7 @@ class _BoundMethodMasks(BoundMasks):
         self.maps: torch.Tensor | None = None
 
     def hold(self, maps: torch.Tensor, count: int) -> None:
-        """Keep the maps ``(K, *spatial)``, made of so many changed images."""
+        """Keep the maps ``(K, *spatial)``, made of ``count`` changed images."""
         self.maps, self.count = maps.to(self.device, self.dtype), count
 
     def __len__(self) -> int:
