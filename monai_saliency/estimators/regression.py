@@ -14,6 +14,7 @@ from torch import Tensor
 from monai_saliency.estimators.base import Estimator, score_rounding
 from monai_saliency.masks.base import BoundMasks, Id, Ids
 from monai_saliency.utils.arguments import whole_number
+from monai_saliency.utils.precision import exact_arithmetic
 
 __all__ = ["RegressionScoring"]
 
@@ -127,8 +128,9 @@ def _fit_of(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], c
     """The regression of some masks; None where the scores say nothing."""
     if len(ids) < 3 or len(set(scores)) == 1:
         return None
-    features = masks.along_axes(ids, _basis(masks, cells)).flatten(1).to("cpu", masks.dtype)
-    return _fit(features, torch.tensor(scores, dtype=torch.float64) - scores[0])
+    features = masks.along_axes(ids, _basis(masks, cells)).flatten(1).to(masks.dtype)
+    with exact_arithmetic(masks.device):
+        return _fit(features, torch.tensor(scores, dtype=torch.float64) - scores[0])
 
 
 @lru_cache(maxsize=4)
@@ -139,7 +141,9 @@ def _error(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], ce
         count += 1
         n = min(len(fit.features), _GROUPS)
         groups = torch.eye(n, dtype=torch.float64).repeat(-(-len(fit.features) // n), 1)[: len(fit.features)]
-        squares += (n - 1) / n * _sum_of_squares(fit.changes(groups - groups.mean(dim=0)), basis)
+        with exact_arithmetic(masks.device):
+            found = _sum_of_squares(fit.changes(groups - groups.mean(dim=0)), basis)
+        squares += (n - 1) / n * found.to(squares)
     return squares.sqrt() / max(1, count) * _cell(masks, cells)
 
 
@@ -184,7 +188,7 @@ def _sum_of_squares(heights: Tensor, bumps: Sequence[Tensor]) -> Tensor:
             part = each @ part.reshape(len(part), each.shape[1], -1)
         part = part.reshape(-1, last.shape[1], n)
         found.append(((last @ (part @ part.mT)) * last).sum(dim=-1))
-    return torch.cat(found).reshape([len(each) for each in bumps]).double()
+    return torch.cat(found).reshape([len(each) for each in bumps])
 
 
 class _Ridge(NamedTuple):
@@ -204,7 +208,9 @@ class _Ridge(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """Two ridge regressions, the second one of features times ``root``; the slope of scores on what it explains."""
+    """Two ridge regressions, the second one of features times ``root``; the slope of scores on what it explains. The
+    features are large and stay on the masks' device; all else is on the CPU, in double precision.
+    """
 
     features: Tensor
     first: _Ridge
@@ -225,7 +231,7 @@ class _Fit(NamedTuple):
         # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
         moving = (first.heights.sign() / first.heights.abs().max() * second.heights / self.root).to(features)
         moved = (features.T @ (first.shares.T @ groups).to(features)).mul_(moving[:, None])
-        own = (second.shares.T @ groups - second.weights @ (features @ moved).double()).to(features)
+        own = (second.shares.T @ groups - second.weights @ (features @ moved).to(groups)).to(features)
         squared = self.root.square().to(features)[:, None]
         return (features.T @ own).mul_(squared).add_(moved).mul_(self.slope.to(features))
 
@@ -249,7 +255,7 @@ def _fit(features: Tensor, scores: Tensor) -> _Fit | None:
 
 def _ridge(features: Tensor, wanted: Tensor) -> _Ridge:
     """The ridge regression with the least leave-one-out error, of centred features and values."""
-    values, vectors = torch.linalg.eigh((features @ features.T).double())
+    values, vectors = torch.linalg.eigh((features @ features.T).to(wanted))
     values, along, squares = values.clamp_min(0), vectors.T @ wanted, vectors.square()
     tried = []
     for strength in (float(values.mean()) * _STRENGTHS).tolist():
@@ -260,4 +266,4 @@ def _ridge(features: Tensor, wanted: Tensor) -> _Ridge:
         tried.append((float(left_out.square().mean()), strength, explained, left_out))
     _, strength, explained, left_out = min(tried, key=lambda each: each[0])
     weights = (vectors / (values + max(strength, torch.finfo(torch.float64).tiny))) @ vectors.T
-    return _Ridge((features.T @ (weights @ wanted).to(features)).double(), explained, left_out, weights)
+    return _Ridge((features.T @ (weights @ wanted).to(features)).to(wanted), explained, left_out, weights)

@@ -166,10 +166,10 @@ class CaseState:
         """The scores ``(K,)`` of a row."""
         return self.state.scores[row - 1] if row else self.state.reference_scores
 
-    def most_changed(self, stop: int) -> int | None:
-        """The row of a mask below ``stop`` whose scores changed most; None where none changed."""
+    def most_changed(self, stop: int) -> torch.Tensor:
+        """The row ``(1,)`` of a mask below ``stop`` whose scores changed most, on their device."""
         gaps = (self.state.scores[: stop - 1] - self.state.reference_scores).abs().sum(dim=1).nan_to_num()
-        return int(gaps.argmax()) + 1 if bool((gaps > 0).any()) else None
+        return gaps.argmax()[None] + 1
 
     def has(self, start: int, stop: int) -> bool:
         """Whether rows [start, stop) need no forward. Row 0 always does: it decides what is explained."""

@@ -14,6 +14,7 @@ from monai_saliency.inferers.rounds import Plan, Rows, Scoring
 from monai_saliency.inferers.row_check import RowCheck, RowsDepend, Seen, run_alone
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import rows
+from monai_saliency.utils.monai_private import tensor_version
 from monai_saliency.utils.timing import stage
 
 __all__ = ["WholeImages"]
@@ -26,6 +27,9 @@ class WholeImages(Scoring):
         self.forward, self.states, self.split = forward, states, split
         self.check = RowCheck(forward, states, f"in a batch of {batch_size}" if batch_size > 1 else "")
         self._ran: int | None = None  # the last case that had a batch after its first one
+        self._alone: list[tuple[int, torch.Tensor | int, Seen]] = []  # rows of cases that ran alone, to be compared
+        self._checked: list[int] = []  # their cases
+        self._version = 0  # of the batch before the network ran
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, and nothing reads their outputs.
         image = states[0].case.image
@@ -39,8 +43,10 @@ class WholeImages(Scoring):
             if not all(self.states[index].has(start, stop) for index, start, stop in batch):
                 self._run(batch)
             advance(sum(stop - start for _, start, stop in batch))
-        if self._ran is not None:
-            self.check.look_again(self._ran, self._alone(self._ran, 0))
+        now = None if self._ran is None else self._run_alone(self._ran, self._unperturbed(self._ran))
+        self._compare()
+        if self._ran is not None and now is not None:
+            self.check.look_again(self._ran, now)
             self._ran = None
 
     def _run(self, batch: Sequence[Rows]) -> None:
@@ -51,20 +57,34 @@ class WholeImages(Scoring):
             output = self._forward(batch)
         with stage("read scores"):
             self._read(batch, output)
+        # While this batch runs, a GPU need not wait for the host that compares the one before.
+        self._compare()
+        offset = 0
         for index, start, stop in batch:
             if start == 0:
-                self._check(index, stop)
+                self._check(index, offset, stop)
+            offset += stop - start
 
-    def _check(self, index: int, stop: int) -> None:
-        """Compare two rows of a case whose rows below ``stop`` have their scores: the unperturbed image, and the
-        perturbed one that changed most.
+    def _check(self, index: int, offset: int, stop: int) -> None:
+        """Run two rows of a case alone, of which those below ``stop`` stand at ``offset`` of the batch: the unperturbed
+        image, and the perturbed one that changed most.
         """
+        self._checked.append(index)
         state, check = self.states[index], self.check
         if not check.is_predicted(index) and (check.words or state.one_by_one):
-            check.compare(index, 0, self._alone(index, 0))
-        if check.words and (changed := state.most_changed(stop)) is not None:
-            check.compare(index, changed, self._alone(index, changed))
-        state.forget_prediction()
+            self._alone.append((index, 0, self._run_alone(index, self._unperturbed(index))))
+        if check.words and stop > 1:
+            changed = state.most_changed(stop)
+            self._alone.append((index, changed, self._run_alone(index, self._perturbed(index, offset, changed))))
+
+    def _compare(self) -> None:
+        """Compare what rows gave alone with what they gave in their batch."""
+        alone, self._alone = self._alone, []
+        for index, row, seen in alone:
+            self.check.compare(index, int(row), seen)
+        for index in self._checked:
+            self.states[index].forget_prediction()
+        self._checked.clear()
 
     def _perturb(self, batch: Sequence[Rows]) -> None:
         offset = 0
@@ -75,6 +95,7 @@ class WholeImages(Scoring):
     def _forward(self, batch: Sequence[Rows]) -> Any:
         first, start, _ = batch[0]
         name, counts = self.states[first].case.name, [(index, stop - start) for index, start, stop in batch]
+        self._version = tensor_version(self.batch)
         try:
             return self.forward.images(self.batch, self.split, counts, name)
         except (Cancelled, CaseError):
@@ -95,11 +116,21 @@ class WholeImages(Scoring):
             offset += stop - start
             self._ran = index if start > 0 else self._ran
 
-    def _alone(self, index: int, row: int) -> Seen:
-        """The output of a row when run alone."""
+    def _unperturbed(self, index: int) -> torch.Tensor:
+        """The image of a case as the network gets it, ``(1, C, *spatial)``."""
+        return torch.cat([self.states[index].case.image, self.states[index].held])[None]
+
+    def _perturbed(self, index: int, offset: int, row: torch.Tensor) -> torch.Tensor:
+        """The image of a row ``(1,)`` of a case whose rows stand at ``offset`` of the batch."""
+        if tensor_version(self.batch) == self._version:
+            return self.batch.index_select(0, offset + row)
+        image, number = self._unperturbed(index), int(row)  # the network has changed the batch in place
+        self.states[index].perturb(number, number + 1, out=image)
+        return image
+
+    def _run_alone(self, index: int, image: torch.Tensor) -> Seen:
+        """The output of an image ``(1, C, *spatial)`` of a case when run alone."""
         state = self.states[index]
-        image = torch.cat([state.case.image, state.held])[None]
-        state.perturb(row, row + 1, out=image)
 
         def run(batch: torch.Tensor, words: str) -> Seen:
             output = self.forward.images(batch, self.split, [(index, len(batch))], state.case.name)

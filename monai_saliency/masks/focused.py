@@ -21,6 +21,7 @@ from monai_saliency.masks.until import ended, wanted_agreement
 from monai_saliency.utils.arguments import instance, number, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import exact_arithmetic
+from monai_saliency.utils.tensors import to_device
 
 __all__ = ["BoundFocusedMasks", "FocusedMasks"]
 
@@ -218,29 +219,36 @@ class BoundFocusedMasks(BoundMasks):
         matrices = [each[side] for each, side in zip(self._stretching, box, strict=True)]
         masks = _along_axes(self._points(ids, device), matrices)
         if self.on_patches:
+            parts = []
             for hidden, place, rows in _grouped(ids):
-                masks[rows] = torch.where(self._windows(place, box, device), masks[rows], 1)
-                masks[rows] *= ~self._windows(hidden, box, device)
+                part = masks.index_select(0, to_device(np.array(rows), device))
+                part = torch.where(self._windows(place, box, device), part, 1)
+                parts.append((rows, part.mul_(~self._windows(hidden, box, device))))
+            masks = _joined(parts)
         return masks[:, None]
 
     def _points(self, ids: Sequence[tuple[int, int, int]], device: torch.device) -> Tensor:
         """Masks on their lattice, ``(n, *points)``."""
-        found = torch.ones(len(ids), *self._lattice, dtype=self.dtype, device=device)
+        parts = []
         for hidden, place, rows in _grouped(ids):
             numbers = [ids[row][2] for row in rows]
-            if numbers[0] != _ALONE:
-                found[rows] = self._random(place, hidden > 0, numbers, device)
+            if numbers[0] == _ALONE:
+                part = torch.ones(len(rows), *self._lattice, dtype=self.dtype, device=device)
+            else:
+                part = self._random(place, hidden > 0, numbers, device)
             if hidden and not self.on_patches:
-                found[rows] *= 1 - self._soft(hidden, device)
-        return found
+                part *= 1 - self._soft(hidden, device)
+            parts.append((rows, part))
+        return _joined(parts)
 
     def _random(self, place: int, has_others: bool, numbers: list[int], device: torch.device) -> Tensor:
         if not place:
-            found = torch.empty(len(numbers), *self._lattice, dtype=self.dtype, device=device)
+            parts = []
             for turn, cells in enumerate(_COARSE):
                 rows = [row for row, number in enumerate(numbers) if number % len(_COARSE) == turn]
-                found[rows] = self._cells([numbers[row] for row in rows], cells, turn, [self.p1] * len(rows), device)
-            return found
+                found = self._cells([numbers[row] for row in rows], cells, turn, [self.p1] * len(rows), device)
+                parts.append((rows, found))
+            return _joined(parts)
         shares, around = (_KEPT_OF_ONE, _KEPT_OUTSIDE_OF_ONE) if has_others else (_KEPT, _KEPT_OUTSIDE)
         kept = [min(shares[number % len(shares)] * self.p1, _MOST_KEPT) for number in numbers]
         outside = [min(around * self.p1, _MOST_KEPT)] * len(numbers)
@@ -260,7 +268,7 @@ class BoundFocusedMasks(BoundMasks):
         shifts = torch.from_numpy(draws[:, width:, None]).unbind(1)
         axes = zip(sides, self._lattice, shifts, strict=True)
         matrices = [_linear(torch.arange(points), side, points, shift) for side, points, shift in axes]
-        return _along_axes(torch.from_numpy(grids).to(device, self.dtype), matrices)
+        return _along_axes(to_device(grids, device, self.dtype), matrices)
 
     def _chosen(self, cells: int) -> np.ndarray:
         size = int(np.prod(self.grid))
@@ -269,7 +277,7 @@ class BoundFocusedMasks(BoundMasks):
 
     def _soft(self, cells: int, device: torch.device) -> Tensor:
         """A set of points of the lattice, widened by one and softened by one."""
-        chosen = torch.from_numpy(self._chosen(cells)[None, None]).to(device, self.dtype)
+        chosen = to_device(self._chosen(cells)[None, None], device, self.dtype)
         widen, soften = (max_pool2d, avg_pool2d) if chosen.ndim == 4 else (max_pool3d, avg_pool3d)
         return soften(widen(chosen, 3, 1, 1), 3, 1, 1, count_include_pad=False)[0]
 
@@ -278,7 +286,7 @@ class BoundFocusedMasks(BoundMasks):
         found = self._chosen(cells)
         for axis, (bounds, side) in enumerate(zip(self.bounds, box, strict=True)):
             found = found.take(np.searchsorted(bounds, np.arange(side.start, side.stop), side="right") - 1, axis)
-        return torch.from_numpy(found).to(device)
+        return to_device(found, device)
 
     def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray] | None:
         if not self.on_patches:
@@ -350,6 +358,14 @@ def _grouped(ids: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, list[i
     return [(hidden, place, rows) for (hidden, place, _), rows in found.items()]
 
 
+def _joined(parts: Sequence[tuple[list[int], Tensor]]) -> Tensor:
+    """Parts of some rows each, in the order of the rows. As an index, a list would be copied to the device, which waits
+    for it.
+    """
+    rows, found = [row for each, _ in parts for row in each], torch.cat([part for _, part in parts])
+    return found if rows == sorted(rows) else found.index_select(0, to_device(np.argsort(rows), found.device))
+
+
 def _linear(places: Tensor, cells: int, size: int, shift: Tensor | float = 0.0) -> Tensor:
     """Matrices ``(..., places, cells)`` that read a line of cells at some places of an axis, linearly between centres.
 
@@ -362,7 +378,7 @@ def _linear(places: Tensor, cells: int, size: int, shift: Tensor | float = 0.0) 
 
 def _along_axes(values: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     """Values ``(n, *cells)``, multiplied along each axis by a matrix ``(size, cells)`` or ``(n, size, cells)``."""
-    *others, last = [matrix.to(values) for matrix in matrices]
+    *others, last = [to_device(matrix.numpy(), values.device, values.dtype) for matrix in matrices]
     values = (values.flatten(1, -2) @ last.mT).unflatten(1, values.shape[1:-1])
     for axis in range(len(others), 0, -1):  # in this order nothing is copied
         matrix, shape = others[axis - 1], [*values.shape[:axis], others[axis - 1].shape[-2], *values.shape[axis + 1 :]]
