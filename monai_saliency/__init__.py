@@ -24,6 +24,9 @@ from monai_saliency.estimators.rise import DRISEScoring, MCRISEScoring, RISEScor
 from monai_saliency.estimators.shapley import ShapleyScoring, shapley_values
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
+from monai_saliency.fills.donor import DonorFill
+from monai_saliency.fills.inpaint import InpaintFill
+from monai_saliency.fills.mirror import MirrorFill
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory
@@ -66,6 +69,7 @@ __all__ = [
     "DetectionScore",
     "DiceScore",
     "DictInput",
+    "DonorFill",
     "EmbeddingSimilarity",
     "Explanation",
     "FieldSimilarity",
@@ -74,6 +78,8 @@ __all__ = [
     "GridMasks",
     "HSICScoring",
     "HierarchicalMasks",
+    "InpaintFill",
+    "MirrorFill",
     "RegressionScoring",
     "HierarchicalScoring",
     "IndependentChannelMasks",

@@ -20,7 +20,7 @@ from monai.utils import ImageMetaKey, MetaKeys, TraceKeys
 from monai_saliency.errors import CaseError
 
 __all__ = ["MOVING", "Case", "affine_in_mm", "case_name", "check_inversion", "convert_to_mm", "file_affine"]
-__all__ += ["image_file", "image_spacing", "mm_per_unit", "with_own_meta"]
+__all__ += ["image_affine", "image_file", "image_spacing", "mm_per_unit", "with_own_meta"]
 
 #: where MONAI's transforms that move voxels are
 MOVING = ("monai.transforms.spatial.", "monai.transforms.croppad.")
@@ -47,6 +47,7 @@ class Case:
         prediction: what an evaluator's network gave for this image ``(1, ...)``, before any postprocessing: what is
             explained must be this. None where it is not known.
         batch: how many images are explained together; None where it is not known.
+        affine: from voxels to scanner mm, ``(4, 4)`` or ``(3, 3)``; None where it is unknown.
 
     Example::
 
@@ -64,6 +65,7 @@ class Case:
     file: str | None = None
     prediction: Any = None
     batch: int | None = None
+    affine: np.ndarray | None = None
 
     @staticmethod
     def of(images: torch.Tensor, index: int = 0, **given: Any) -> Case:
@@ -77,16 +79,18 @@ class Case:
         images = with_own_meta(images)
         known: dict[str, Any] = {"name": case_name(images, index), "index": index}
         known |= {"spacing": image_spacing(images, index), "file": image_file(images, index)}
+        known |= {"affine": image_affine(images, index)}
         return Case(**known | given)
 
     def with_image(self, image: torch.Tensor, index: int, images: torch.Tensor) -> Case:
         """The same case with its image ``(C, *spatial)``, which is image ``index`` of ``images``.
 
-        Voxel sizes and file are read from the meta data of ``images`` where they are not given.
+        Voxel sizes, file and affine are read from the meta data of ``images`` where they are not given.
         """
         spacing = self.spacing if self.spacing is not None else image_spacing(images, index)
         file = self.file if self.file is not None else image_file(images, index)
-        return replace(self, image=image, index=index, spacing=spacing, file=file, batch=len(images))
+        affine = self.affine if self.affine is not None else image_affine(images, index)
+        return replace(self, image=image, index=index, spacing=spacing, file=file, batch=len(images), affine=affine)
 
 
 def case_name(images: torch.Tensor, index: int = 0) -> str:
@@ -127,12 +131,8 @@ def image_spacing(images: torch.Tensor, index: int = 0) -> tuple[float, ...] | N
         >>> image_spacing(MetaTensor(torch.zeros(1, 1, 8, 8, 8), affine=torch.diag(torch.tensor([0.5, 0.5, 2.0, 1.0]))))
         (0.5, 0.5, 2.0)
     """
-    if not isinstance(images, MetaTensor):
-        return None
-    affine = affine_in_mm(images, index)
-    if np.linalg.det(affine) == 0:
-        return None
-    return tuple(nib.affines.voxel_sizes(affine)[: images.ndim - 2].tolist())
+    affine = image_affine(images, index)
+    return None if affine is None else tuple(nib.affines.voxel_sizes(affine)[: images.ndim - 2].tolist())
 
 
 def with_own_meta(images: torch.Tensor) -> torch.Tensor:
@@ -148,6 +148,12 @@ def with_own_meta(images: torch.Tensor) -> torch.Tensor:
         stacklevel=2,
     )
     return images.as_tensor()
+
+
+def image_affine(images: torch.Tensor, index: int = 0) -> np.ndarray | None:
+    """The affine to scanner mm of one image of a batch; None where it has none, or one that cannot be inverted."""
+    affine = affine_in_mm(images, index) if isinstance(images, MetaTensor) else None
+    return None if affine is None or np.linalg.det(affine) == 0 else affine
 
 
 def affine_in_mm(images: MetaTensor, index: int = 0) -> np.ndarray:

@@ -12,6 +12,10 @@ where everything is hidden.
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
+from monai_saliency.fills.donor import DonorFill
+from monai_saliency.fills.inpaint import InpaintFill
+from monai_saliency.fills.mirror import MirrorFill
 from monai_saliency.fills.named import fill_in_unit
 
-__all__ = ["BlurFill", "CaseFill", "ConstantFill", "MeanFill", "ScanUnitFill", "fill_in_unit"]
+__all__ = ["BlurFill", "CaseFill", "ConstantFill", "DonorFill", "InpaintFill", "MeanFill", "MirrorFill", "ScanUnitFill"]
+__all__ += ["fill_in_unit"]

@@ -17,7 +17,7 @@ from monai_saliency.fills.base import CaseFill
 from monai_saliency.utils.arguments import finite_numbers
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["ConstantFill", "MeanFill", "ScanUnitFill"]
+__all__ = ["ConstantFill", "MeanFill", "ScanUnitFill", "run_step", "steps_of"]
 
 _INSTEAD = "give the fill in the network's input space (ConstantFill)"
 
@@ -142,10 +142,9 @@ class ScanUnitFill(CaseFill):
             )
         image: Any = case.file
         values = torch.as_tensor(self.value, dtype=torch.float64).reshape(-1)
-        for step in self.pipeline.flatten().transforms:
-            if self.key in getattr(step, "keys", [self.key]) and not getattr(step, "only_checks", False):
-                before, image = image, self._run(step, image)
-                values = self._after(step, before, image, values)
+        for step in steps_of(self.pipeline, self.key):
+            before, image = image, self._run(step, image)
+            values = self._after(step, before, image, values)
         if not _is_array(image) or not _same(torch.as_tensor(image).to(case.image), case.image, 1e-3):
             raise ValueError(
                 f"`transform` does not give the image that is explained under {self.key!r}: give the preprocessing "
@@ -155,11 +154,9 @@ class ScanUnitFill(CaseFill):
         return ConstantFill(values.expand(len(case.image)).tolist())
 
     def _run(self, step: Any, image: Any) -> Any:
-        """The image after a step, which gets a copy: it may change it in place."""
-        step = copy.copy(step)
-        step.allow_missing_keys = True  # of other keys than the image's
+        """The image after a step."""
         try:
-            return step({self.key: copy.deepcopy(image)})[self.key]
+            return run_step(step, self.key, image)
         except Exception as error:
             cause = root_cause(error)
             raise AdviceError(
@@ -208,6 +205,19 @@ class ScanUnitFill(CaseFill):
         if not _same(run(old), new, 1e-5):
             raise self._refused(step, "has settings that ScanUnitFill does not know")
         return run(given)
+
+
+def steps_of(pipeline: mt.Compose, key: Hashable) -> list[Any]:
+    """The steps of a preprocessing that change the image under a key."""
+    steps = pipeline.flatten().transforms
+    return [each for each in steps if key in getattr(each, "keys", [key]) and not getattr(each, "only_checks", False)]
+
+
+def run_step(step: Any, key: Hashable, image: Any) -> Any:
+    """The image after a step, which gets a copy: it may change it in place."""
+    step = copy.copy(step)
+    step.allow_missing_keys = True  # of other keys than the image's
+    return step({key: copy.deepcopy(image)})[key]
 
 
 def _scale(scale: Any, voxels: torch.Tensor, channel: int) -> Any:

@@ -8,11 +8,15 @@ from typing import Any
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
+from monai_saliency.fills.donor import DonorFill
+from monai_saliency.fills.inpaint import InpaintFill
+from monai_saliency.fills.mirror import MirrorFill
 from monai_saliency.utils.arguments import check_option
 
 __all__ = ["fill_in_unit"]
 
-_WORDS: dict[str, type] = {"blur": BlurFill, "mean": MeanFill}
+_WORDS: dict[str, Any] = {"blur": BlurFill, "inpaint": InpaintFill, "mean": MeanFill, "mirror": MirrorFill}
+_DONOR = "donor:"
 
 
 def fill_in_unit(
@@ -25,11 +29,11 @@ def fill_in_unit(
     """Make the fill that a config or a flag names.
 
     Args:
-        fill: a number, or one per channel; a word, ``"mean"`` or ``"blur"``, for a fill with its default settings; or
-            a fill, which is returned unchanged.
+        fill: a number, or one per channel; a word, ``"mean"``, ``"blur"``, ``"inpaint"`` or ``"mirror"``, for a fill
+            with its default settings; ``"donor:<file>"`` for another scan; or a fill, which is returned unchanged.
         unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own units (such as
             HU).
-        transform: the preprocessing, needed for ``"scan"``.
+        transform: the preprocessing, needed for ``"scan"``; a donor goes through it too.
         key: where the items of ``transform`` hold the image.
         id: the name of the fill in errors; the unit is ``<id>_unit``.
 
@@ -45,8 +49,10 @@ def fill_in_unit(
         [[[[2.0, 2.0]]]]
     """
     check_option(f"{id}_unit", unit, ["network", "scan"])
-    if isinstance(fill, str):
-        fill = check_option(id, fill, _WORDS)()
+    if isinstance(fill, str) and fill.startswith(_DONOR):
+        fill = DonorFill(fill.removeprefix(_DONOR), transform, key)
+    elif isinstance(fill, str):
+        fill = check_option(id, fill, {**_WORDS, f"{_DONOR}<file>": None})()
     if isinstance(fill, CaseFill) or callable(fill):
         if unit == "scan":
             raise ValueError(f"`{id}_unit` scan needs a `{id}` that is a number, got a {type(fill).__name__}")

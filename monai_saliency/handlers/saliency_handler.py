@@ -17,7 +17,7 @@ from monai.engines import IterationEvents
 from monai.transforms import Invertd
 from monai.utils import CommonKeys
 
-from monai_saliency.cases import Case, affine_in_mm, check_inversion, image_file, image_spacing
+from monai_saliency.cases import Case, affine_in_mm, check_inversion, image_affine, image_file, image_spacing
 from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
 from monai_saliency.handlers.summary import Summary, described, figures, note_settings, scan_mark, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
@@ -223,6 +223,7 @@ class SaliencyHandler:
             labels=None if self.label_key is None else item.get(self.label_key),
             spacing=image_spacing(image[None]),
             file=image_file(image),
+            affine=image_affine(image[None]),
             prediction=prediction,
         )
 

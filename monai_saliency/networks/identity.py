@@ -66,4 +66,4 @@ def scores_key(network: str, settings: Sequence[Any], case: Case, reads_file: bo
     """The key under which the scores of a case are stored: a hash of all that decides them."""
     given = case.image, plain(case.labels), case.spacing
     decides = [library_versions(), network, list(settings), *given, chosen_arithmetic()]
-    return fingerprint([*decides, input_files(case.file) if reads_file else []])[:32]
+    return fingerprint([*decides, [input_files(case.file), case.affine] if reads_file else []])[:32]

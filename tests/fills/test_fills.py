@@ -54,8 +54,11 @@ def test_words_for_fills() -> None:
     images = torch.rand(1, 2, 5, 6)
     for word, fill in {"mean": MeanFill(), "blur": BlurFill()}.items():
         assert torch.equal(fill_in_unit(word)(images), fill(images))
-    with pytest.raises(ValueError, match=r"`saliency_fill` must be one of \['blur', 'mean'\], got 'blurr'"):
-        fill_in_unit("blurr", id="saliency_fill")
+    with pytest.raises(
+        ValueError,
+        match=r"`saliency_fill` must be one of \['blur', 'donor:<file>', 'inpaint', 'mean', 'mirror'\], got 'b'",
+    ):
+        fill_in_unit("b", id="saliency_fill")
     with pytest.raises(ValueError, match="`fill_unit` scan needs a `fill` that is a number, got a MeanFill"):
         fill_in_unit("mean", "scan")
 
