@@ -355,11 +355,11 @@ def agreement_with_the_cpu(s: Setting) -> Rows:
     """Of single precision, and of double precision, where rounding leaves more digits."""
     target, here = ms.ClassScore([1], "none"), Setting("cpu", s.quick)
     methods = {
-        "windows": ms.sliding_window(8, 8, target=target),
-        "RISE": ms.rise(63, target=target),
+        "windows": ms.sliding_window(12, 12, target=target),
+        "RISE": ms.rise(31, target=target),
         "focused_rise": ms.focused_rise(60, target=target),
     }
-    questions = [("light", 2, 48), ("light", 3, 24), *s[[("DenseNet121", 3, 64)], []]]
+    questions = [("light", 2, 48), ("light", 3, 24), *s[[("DenseNet121", 3, 32)], []]]
     for (kind, dims, size), dtype in itertools.product(questions, (torch.float32, torch.float64)):
         network, image = (each.to(dtype) for each in made(kind, dims, size, here))
         for method, explain in methods.items():
