@@ -1,10 +1,12 @@
-"""The command line, ``python -m monai_saliency COMMAND``.
+"""The command line, ``monai-saliency COMMAND`` or ``python -m monai_saliency COMMAND``.
 
-``overlay NAME`` prints the path of a config to add to a bundle's, ``methods`` lists the methods and their settings,
-``report FOLDER`` makes a report of an output folder, ``report A B --output_dir DIR`` one that compares several
-folders, ``compare A B`` reports how the maps of two runs differ,
-and ``gather SWEEP_DIR`` makes a table and a plot of a sweep. ``command`` prints the command of
+``demo`` explains a cohort of brain scans that it makes, ``overlay NAME`` prints the path of a config to add to a
+bundle's, ``methods`` lists the methods and their settings, ``report FOLDER`` makes pages of an output folder,
+``report A B --output_dir DIR`` compares several, ``compare A B`` reports how the maps of two runs differ, and
+``gather SWEEP_DIR`` makes a table and a plot of a sweep. ``command`` prints the command of
 ``bundle/slurm/explain.sbatch``.
+
+Each command imports what it needs and no more.
 """
 
 from __future__ import annotations
@@ -12,17 +14,15 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
-from monai_saliency import methods
-from monai_saliency.bundle.chosen_method import describe
-from monai_saliency.bundle.command import from_environment
 from monai_saliency.bundle.configs import overlay_path, overlays
-from monai_saliency.bundle.sweep import gather
-from monai_saliency.errors import OutputError
-from monai_saliency.metrics.agreement import compare
-from monai_saliency.visualize.report import write_comparison, write_report
+from monai_saliency.version import __version__
 
 __all__ = ["main"]
 
@@ -42,13 +42,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
         >>> main(["overlay", "explain"])  # doctest: +ELLIPSIS
         /...explain.yaml
     """
-    parser = argparse.ArgumentParser(prog="python -m monai_saliency", description="Saliency maps for MONAI models.")
+    given = vars(_parser().parse_args(arguments))
+    run = given.pop("run")
+    try:
+        done = run(**given)
+    except (ValueError, OSError, ImportError) as error:
+        if run is not _command:
+            sys.exit(f"error: {error}")
+        # The job script tells a wrong variable from a Python without this package.
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    if done is False:
+        sys.exit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="monai-saliency", description="Saliency maps for MONAI models.")
+    parser.add_argument("--version", action="version", version=f"monai-saliency {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(run: Callable[..., bool | None], help: str) -> argparse.ArgumentParser:
         made = commands.add_parser(run.__name__.removeprefix("_"), help=help)
         made.set_defaults(run=run)
         return made
+
+    made = command(_demo, "explain ten brain scans, and make their report")
+    made.add_argument("--output_dir", metavar="DIR", default="saliency_demo", help="where scans, maps and report go")
+    made.add_argument("words", nargs="*", metavar="-- --ID VALUE", help="flags of the bundle, such as --method rise")
 
     made = command(_overlay, "print the path of a config for the --config_file list of a bundle")
     made.add_argument("name", choices=overlays(), metavar="NAME", help=f"one of: {', '.join(overlays())}")
@@ -68,24 +88,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     made = command(_gather, "make one table and one plot of the settings of a sweep")
     made.add_argument("sweep_dir", metavar="SWEEP_DIR", help="the folder with a folder for each setting")
-    words = "the folder with whose maps the others' are compared; by default the one with the most forwards a case"
+    words = "the setting that the others are compared with; by default the one with the most forwards a case"
     made.add_argument("--reference", metavar="SETTING", help=words)
 
     made = command(_command, "print the command of bundle/slurm/explain.sbatch, which asks for it")
     made.add_argument("words", nargs="*", metavar="-- --ID VALUE", help="further flags of the bundle")
+    return parser
 
-    given = vars(parser.parse_args(arguments))
-    run = given.pop("run")
-    try:
-        done = run(**given)
-    except (ValueError, FileNotFoundError, OutputError) as error:
-        if run is not _command:
-            sys.exit(f"error: {error}")
-        # The job script tells a wrong variable from a Python without this package.
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    if done is False:
-        sys.exit(1)
+
+def _demo(output_dir: str, words: Sequence[str]) -> None:
+    here = Path(__file__).parents[1] / "bundle", Path(sysconfig.get_path("data")) / "share/monai-saliency/bundle"
+    root = next((folder for folder in here if (folder / "configs/inference.yaml").is_file()), None)
+    if root is None:
+        raise FileNotFoundError("the demo's bundle is not installed: run this in a clone, after pip install -e .[demo]")
+    if missing := [name for name in ("fire", "ignite", "nilearn", "tqdm", "yaml") if find_spec(name) is None]:
+        raise ImportError(f'the demo needs {", ".join(missing)}: pip install "monai-saliency[demo]"')
+    command = [sys.executable, "-m", "monai.bundle", "run", "--bundle_root", str(root)]
+    command += ["--config_file", str(root / "configs/inference.yaml"), "--output_dir", output_dir]
+    sys.exit(subprocess.call([*command, "--demo_dir", str(Path(output_dir) / "scans"), *words]))
 
 
 def _overlay(name: str) -> None:
@@ -93,14 +113,26 @@ def _overlay(name: str) -> None:
 
 
 def _methods(names: Sequence[str]) -> None:
-    print("\n".join(describe(name) for name in names or methods.__all__))
+    from monai_saliency.bundle.method_help import read_methods
+
+    found = read_methods() if "monai_saliency.methods" not in sys.modules else {}
+    if not found or not {*names} <= found.keys():
+        from monai_saliency import methods
+        from monai_saliency.bundle.chosen_method import describe
+
+        found = {name: describe(name) for name in names or methods.__all__}
+    print("\n".join(found[name] for name in names or found))
 
 
 def _command(words: Sequence[str]) -> None:
+    from monai_saliency.bundle.command import from_environment
+
     print(shlex.join(from_environment(os.environ, words)))
 
 
 def _report(folders: Sequence[str], output_dir: str | None) -> None:
+    from monai_saliency.visualize.report import write_comparison, write_report
+
     if (len(folders) > 1) != (output_dir is not None):
         raise ValueError(
             "--output_dir is for several runs: give --output_dir DIR for them, and none for the report of one"
@@ -109,12 +141,16 @@ def _report(folders: Sequence[str], output_dir: str | None) -> None:
 
 
 def _compare(first: str, second: str, tolerance: float) -> bool:
+    from monai_saliency.metrics.agreement import compare
+
     comparison = compare(first, second)
     print(comparison)
     return comparison.agrees(tolerance)
 
 
 def _gather(sweep_dir: str, reference: str | None) -> bool:
+    from monai_saliency.bundle.sweep import gather
+
     sweep = gather(sweep_dir, reference)
     written = sweep.write(sweep_dir)
     print(sweep)

@@ -93,6 +93,28 @@ class Case:
         return replace(self, image=image, index=index, spacing=spacing, file=file, batch=len(images), affine=affine)
 
 
+def cases_of(
+    images: torch.Tensor, labels: Any = None, spacing: Sequence[Any] | None = None, names: Sequence[str] | None = None
+) -> list[Case]:
+    """The cases of a batch ``(B, C, *spatial)``, of what is known of them.
+
+    Args:
+        images: their meta data give what is not given here.
+        labels: label maps ``(B, 1, *spatial)``, or a list of B label maps ``(1, *spatial)``.
+        spacing: voxel sizes in mm, one per spatial axis, of all images, or a list of B of them.
+        names: B names.
+    """
+    count = len(images)
+    sizes = [spacing] * count if spacing is None or isinstance(spacing[0], (int, float)) else spacing
+    given = {"labels": labels, "spacing": sizes, "name": [names] if isinstance(names, str) else names}
+    for name, values in given.items():
+        if values is not None and len(values) != count:
+            raise ValueError(f"`{name}` must have one entry for each of {count} images, got {len(values)}")
+    known = {name: values for name, values in given.items() if values is not None}
+    each = [{name: values[i] for name, values in known.items() if values[i] is not None} for i in range(count)]
+    return [Case.of(images, i, **values) for i, values in enumerate(each)]
+
+
 def case_name(images: torch.Tensor, index: int = 0) -> str:
     """A name for one image of a batch: its file where the meta data has one, else its place in the batch.
 

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from monai.utils import OptionalImportError
 
-__all__ = ["AdviceError", "CaseError", "OutputError", "as_case_error", "repeat_cause_last", "root_cause"]
+__all__ = ["AdviceError", "CaseError", "OutputError", "as_case_error", "root_cause", "show_cause_only"]
 
 
 class AdviceError(ValueError):
@@ -101,34 +101,36 @@ def as_case_error(error: BaseException, case: str, before: str = "", after: str 
     return CaseError(case, f"{before}{type(cause).__name__}: {cause}{after}")
 
 
-def repeat_cause_last() -> None:
-    """Let an uncaught exception end with its cause, and a Ctrl-C that comes with a line be this line alone.
+def show_cause_only(debug: bool = False) -> None:
+    """Let an uncaught exception print its cause in one line, without a traceback. For use by a program, as the bundle's
+    ``initialize`` does: MONAI's transforms and configs wrap what went wrong in errors of their own.
 
-    MONAI's transforms and configs wrap what went wrong in errors of their own, so that the line that helps is in
-    the middle of a long traceback. For use by a program, as the bundle's ``initialize`` does.
+    Args:
+        debug: print the traceback before that line, as ``--debug`` does.
 
     Example::
 
         >>> import sys
-        >>> before, sys.excepthook = sys.excepthook, sys.__excepthook__
-        >>> repeat_cause_last()
-        >>> changed = sys.excepthook is not sys.__excepthook__
-        >>> sys.excepthook = before
+        >>> before = sys.excepthook
+        >>> show_cause_only()
+        >>> changed, sys.excepthook = sys.excepthook is not before, before
         >>> changed
         True
     """
-    if getattr(sys.excepthook, "repeats_cause", False):
-        return
-    previous = sys.excepthook
+    previous = getattr(sys.excepthook, "previous", sys.excepthook)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, KeyboardInterrupt) and error.args:
             print(f"\n{error}", file=sys.stderr)
             return
-        previous(kind, error, trace)
+        if debug or not isinstance(error, Exception):
+            previous(kind, error, trace)
         cause = root_cause(error)
-        if cause is not error:
-            print(f"\nerror: {cause}", file=sys.stderr)
+        is_ours = isinstance(cause, (ValueError, OutputError, OptionalImportError))
+        if not (debug or is_ours):
+            print("\nthe traceback is shown by --debug (--saliency_debug in another bundle)", file=sys.stderr)
+        if isinstance(error, Exception):
+            print(f"\nerror: {'' if is_ours else f'{type(cause).__name__}: '}{cause}", file=sys.stderr)
 
-    hook.repeats_cause = True  # type: ignore[attr-defined]
+    hook.previous = previous  # type: ignore[attr-defined]
     sys.excepthook = hook

@@ -33,7 +33,7 @@ from monai_saliency.bundle.command import from_environment
 ROOMS = (
     *("errors", "version", "utils", "cases", "sharding", "masks", "storage", "estimators", "networks", "targets"),
     *("fills", "gradients", "inferers", "methods", "metrics", "visualize", "handlers", "xaitk", "transforms", "data"),
-    *("distributed", "engines", "bundle", "", "__main__"),
+    *("distributed", "engines", "bundle", "names", "", "__main__"),
 )
 #: Names with an underscore that Python documents as public.
 DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace"}

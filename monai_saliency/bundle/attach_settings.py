@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from monai.transforms import Compose
 
-from monai_saliency.bundle.chosen_method import AUTO, MethodChoice
+from monai_saliency.bundle.chosen_method import AUTO, MethodChoice, all_settings, find_method, own_settings
 from monai_saliency.bundle.replay import own_inferer
 from monai_saliency.distributed.base import Engine as SharingEngine
 from monai_saliency.fills.named import fill_in_unit
@@ -22,7 +22,7 @@ from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
 from monai_saliency.targets.postprocessing import read_postprocessing
 from monai_saliency.transforms.writers import case_writers, writer_settings
-from monai_saliency.utils.arguments import flag
+from monai_saliency.utils.arguments import flag, refuse_unknown
 
 __all__ = ["NETWORK_INPUT", "REGIONS", "AttachSettings"]
 
@@ -60,8 +60,8 @@ class AttachSettings:
             (:func:`~monai_saliency.visualize.report.write_report`), and to keep in ``views/`` what it shows of the
             scans.
         standard_error: whether to save a standard error with each map that has one, such as a RISE map: how far
-            each voxel is off by the choice of masks. It costs a file, and four to five times the time of rendering the
-            masks, without a forward.
+            each voxel is off by the choice of masks. It is computed from the scores, without extra forwards, in about
+            five times the time of rendering the masks.
         trust: whether to measure how far to trust each map, for ``summary.csv`` and a page ``trust.md``. It takes three
             times as many further forwards, and the forwards of insertion and deletion
             (:class:`~monai_saliency.handlers.trust.Trust`).
@@ -126,6 +126,9 @@ class AttachSettings:
         self._written = {name: settings.pop(name) for name in writer_settings() if name in settings}
         self._written |= {"key": self.key, "image_key": NETWORK_INPUT, "report": self.report}
         self.writers(".")  # wrong settings are refused before the first forward
+        own = [] if self.method == AUTO else own_settings(find_method(self.method, f"{self.prefix}method"))
+        known = [each.name for each in fields(self)] + writer_settings() + all_settings()
+        refuse_unknown("attach", settings, dict.fromkeys([*known, *own]))
         made = self.label_key is None and settings.get("regions") is None
         self.choice = MethodChoice(self.method, settings, {"num_supervoxels": 100} if made else {}, self.prefix)
         self.runtime = check_runtime(self.amp, self.channels_last, self.compile, self.prefix)

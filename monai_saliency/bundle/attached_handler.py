@@ -168,13 +168,14 @@ class AttachedHandler(SaliencyHandler):
             settings.fill, settings.fill_unit, placement.transform, self.image_key, f"{settings.prefix}fill"
         )
         self._explains = chosen.replace(fill=fill)
-        self.is_started = True
+        self.is_started = self._is_opened = True
         found = "the network's input is not an entry of the batch" if key is None else f"image {key!r}"
         print(
             f"monai_saliency: {self.words} ({type(engine).__name__}) runs {type(engine.network).__name__} by "
             f"{type(self._own).__name__} on {found} {tuple(image.shape)}; "
             f"{self._words(_predicted(engine, call), len(images), image)}, by "
-            f"{settings.choice.choose(self._own, image).name}; maps go to {self.folder}",
+            f"{settings.choice.choose(self._own, image).name}, hidden by {getattr(fill, '__name__', fill)}; maps go to "
+            f"{self.folder}",
             flush=True,
         )
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 import inspect
 import logging
 import pydoc
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from monai.utils import look_up_option
 
 from monai_saliency import methods
 from monai_saliency.bundle.config import BundleConfig, calling_parser
+from monai_saliency.bundle.method_help import help_of
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.arguments import sliding_inferer
@@ -58,7 +57,8 @@ def find_method(name: str | Method, id: str = "method") -> Method:
 
         found = as_method(found) or found
     parameters = inspect.signature(found).parameters
-    if "target" not in parameters or all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+    takes_shared = "fill" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if "target" not in parameters or not takes_shared:
         raise ValueError(
             f"`{id}` {name} must be a function as in monai_saliency.methods, with the parameters "
             f"`(own settings, *, target, estimator=None, **settings)`, got {inspect.signature(found)}"
@@ -78,29 +78,20 @@ def all_settings() -> list[str]:
 
 
 def given_settings(name: str | Method, prefix: str = "", others: Iterable[str] = ()) -> dict[str, Any]:
-    """The settings for a method in the config that calls this, with the ones that look misspelt.
-
-    A misspelt id of another kind is refused: ``others`` are what else is read by its name.
+    """The settings for a method in the config that calls this, and the settings of other methods that nothing else
+    reads. Misspelt ids are refused: ``others`` are further ids that are read by their names.
     """
     bundle = BundleConfig(calling_parser())
-    bundle.refuse_misspelt([*all_settings(), *writer_settings(), *others], prefix)
     own = all_settings() if name == AUTO else list(own_settings(find_method(name, f"{prefix}method")))
-    unread = [id.removeprefix(prefix) for id in bundle.unread(prefix)]
-    unread = [id for id in unread if get_close_matches(id, {*own, *all_settings()}, n=1, cutoff=0.8)]
-    return bundle.given(dict.fromkeys([*own, *unread]), prefix)
+    bundle.refuse_misspelt([*own, *all_settings(), *writer_settings(), *others], prefix)
+    unread = {*bundle.unread()}
+    return bundle.given(dict.fromkeys([*own, *(id for id in all_settings() if f"{prefix}{id}" in unread)]), prefix)
 
 
 def describe(name: str | Method) -> str:
     """The help of a method: a line of what it is, then a line for each of its settings, with its default."""
     method = find_method(name)
-    text = inspect.getdoc(method) or ""
-    lines = [f"{method.__name__}: {text.partition(chr(10))[0]}"]
-    for id, parameter in own_settings(method).items():
-        found = re.search(rf"^    {id}: (.*(?:\n {{8}}.*)*)", text, re.MULTILINE)
-        needed = parameter.default is parameter.empty
-        default = "(needed)" if needed else f"{'null' if parameter.default is None else parameter.default}"
-        lines.append(f"  --{id} {default}: {' '.join(found[1].split()) if found else ''}".rstrip(": "))
-    return "\n".join(lines)
+    return help_of(method, own_settings(method))
 
 
 class ChosenMethod:

@@ -30,7 +30,7 @@ WHAT = ("dataset_dir", "section", "checkpoint", "pixdim", "spatial_dims", "spati
 # Those that change no map, and so do not name the folder.
 MACHINERY = (
     *("cache", "cache_dir", "cache_checksum", "num_workers", "processes", "device", "keep_memory"),
-    *("standard_error", "trust", "trust_steps", "strict", "store_dir"),
+    *("standard_error", "trust", "trust_steps", "strict", "store_dir", "debug"),
     *writer_settings(),
 )
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from monai_saliency.distributed.base import Cohort, Engine, local_device
 from monai_saliency.engines.evaluator import run
 from monai_saliency.storage.tables import Failures
 from monai_saliency.transforms.writers import case_writers, writer_settings
+from monai_saliency.utils.arguments import nearest
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -80,31 +80,32 @@ class BundleConfig:
             return Path(folder)
         return Path(self.get("bundle_root") or ".") / "eval"
 
-    def unread(self, prefix: str = "") -> list[str]:
-        """Top-level ids of plain values that nothing in the config refers to: those that begin with the prefix, or
-        without one those that are not the overlay's (``saliency_...``).
-        """
+    def unread(self) -> list[str]:
+        """Top-level ids of plain values that nothing in the config refers to."""
         used = {id for text in _texts(self.parser.get()) for id in re.findall(r"[@%](\w+)", text)}
-        return [
-            id
-            for id, content in self.parser.get().items()
-            if id.startswith(prefix or "")
-            and (prefix or not id.startswith(("saliency_", "_")))
-            and id not in used
-            and is_plain(content)
-        ]
+        config = self.parser.get().items()
+        return [id for id, content in config if id not in used and id[0] != "_" and is_plain(content)]
 
     def refuse_misspelt(self, read: Iterable[str], prefix: str = "") -> None:
-        """Refuse top-level ids that nothing refers to and that look like another id, or like one that is ``read`` by
-        its name, without the prefix.
+        """Refuse ids that nothing reads and that look like one that is read. ``read`` are the ids that are read by
+        their names, without the prefix; others are read where an ``@`` refers to them.
+
+        Ids that begin with ``saliency_`` are ours, and are refused whatever they look like. Of another bundle (with a
+        prefix) only flags of the command line are refused: what its configs hold is its own affair.
         """
-        unread = [id.removeprefix(prefix) for id in self.unread(prefix)]
-        known = {*read, *(id.removeprefix(prefix) for id in self.parser.get() if id.startswith(prefix))}
-        for id in sorted({*unread} - {*read}):
-            nested = id.replace(".", "::") if id.partition(".")[0] in known else id
-            near = [nested] if nested != id else get_close_matches(id, known - {*unread} | {*read}, n=1, cutoff=0.85)
-            if near:
-                raise ValueError(f"nothing reads --{prefix}{id}: did you mean --{prefix}{near[0]}?")
+        unread = {*self.unread()} - {f"{prefix}{name}" for name in read}
+        known = {*self.parser.get()} - unread | {f"{prefix}{name}" for name in read}
+        flags = {word.removeprefix("--").partition("=")[0] for word in sys.argv}
+        for id in sorted(unread):
+            # Ours are checked by the overlay, where there is one.
+            is_checked = bool(prefix) or "saliency_overlay" not in known if _is_ours(id) else not prefix or id in flags
+            if not is_checked:
+                continue
+            found = id.replace(".", "::") if id.partition(".")[0] in known else _nearest_id(id, known)
+            if found is not None:
+                raise ValueError(f"nothing reads --{id}: did you mean --{found}?")
+            if _is_ours(id):
+                raise ValueError(f"nothing reads --{id}: ids that begin with saliency_ are settings of this package")
 
     def settings(self) -> dict[str, Any]:
         """The values that users change, by id: plain top-level values, and expressions of one or a few numbers, without
@@ -175,6 +176,21 @@ class BundleConfig:
         except pydoc.ErrorDuringImport:
             return False
         return isinstance(kind, type) and issubclass(kind, Evaluator)
+
+
+def _nearest_id(id: str, known: Iterable[str]) -> str | None:
+    """The known id that another looks like, with or without ``saliency_``; of two, the one that is like it in this."""
+    named = {
+        each.removeprefix("saliency_"): each for each in sorted(known, key=lambda each: _is_ours(each) == _is_ours(id))
+    }
+    found = nearest(id.removeprefix("saliency_"), named)
+    if found is None and not _is_ours(id):
+        return nearest(id, known)
+    return named.get(found or "")
+
+
+def _is_ours(id: str) -> bool:
+    return id.startswith("saliency_")
 
 
 def _components(config: Any, id: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

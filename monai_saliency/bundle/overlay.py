@@ -15,7 +15,7 @@ from monai_saliency.bundle.attach import attach_to
 from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.chosen_method import AUTO, given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser, run_cohort
-from monai_saliency.errors import repeat_cause_last
+from monai_saliency.errors import show_cause_only
 from monai_saliency.storage.tables import Failures
 from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.arguments import flag
@@ -28,9 +28,13 @@ class Overlay:
     """Explains the bundle whose config contains it. Its settings are the ids of ``configs/explain.yaml``."""
 
     def __init__(
-        self, dir: str | Path | None = None, evaluator: str | None = None, keep_memory: bool = True, **settings: Any
+        self,
+        dir: str | Path | None = None,
+        evaluator: str | None = None,
+        keep_memory: bool = True,
+        debug: bool = False,
+        **settings: Any,
     ) -> None:
-        repeat_cause_last()
         self.keep_memory = flag("saliency_keep_memory", keep_memory)
         self.settings = AttachSettings.of(**settings, prefix="saliency_")
         self.dir = None if dir is None else Path(dir)
@@ -47,6 +51,7 @@ class Overlay:
     def from_config(cls) -> Overlay:
         """The overlay with the settings of the config that calls this, by ids that begin with ``saliency_``."""
         own = BundleConfig(calling_parser()).given(cls.ids(), "saliency_")
+        show_cause_only(flag("saliency_debug", own.get("debug", False)))
         return cls(**given_settings(own.get("method", AUTO), "saliency_", cls.ids()) | own)
 
     def explain(self, parser: ConfigParser | None = None) -> None:

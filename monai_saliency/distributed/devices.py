@@ -120,7 +120,7 @@ class MasksOverDevices(Sharing):
                 for number, device in enumerate(self.devices):
                     own = inferer.replace(
                         inferer=_on_device(inferer.inferer, device),
-                        progress=inferer.progress and number == first,
+                        progress=inferer.progress if number == first else False,
                         meter=inferer.meter if number == first else None,
                     )
                     settings: dict[str, Any] = {

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Id, Ids
+from monai_saliency.utils.arguments import written
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
 __all__ = [
@@ -61,7 +62,8 @@ class ScoreState:
     Example::
 
         >>> import torch
-        >>> from monai_saliency import OcclusionScoring, SlidingWindowMasks
+        >>> from monai_saliency.estimators import OcclusionScoring
+        >>> from monai_saliency.masks import SlidingWindowMasks
         >>> masks = SlidingWindowMasks((1, 2), (1, 2)).bind(torch.zeros(1, 1, 6))
         >>> state = OcclusionScoring().start(masks, torch.tensor([5.0]))
         >>> state.update(range(3), torch.tensor([[5.0], [1.0], [4.0]]))
@@ -187,14 +189,16 @@ class Estimator(ABC):
 
         >>> import torch
         >>> import monai_saliency as ms
-        >>> bound = ms.SlidingWindowMasks(1, 1).bind(torch.zeros(1, 1, 3))
-        >>> estimator = ms.OcclusionScoring()
+        >>> bound = ms.masks.SlidingWindowMasks(1, 1).bind(torch.zeros(1, 1, 3))
+        >>> estimator = ms.estimators.OcclusionScoring()
         >>> isinstance(estimator, Estimator)
         True
         >>> scores = torch.tensor([[5.0], [4.0], [3.0]])  # of the three masks
         >>> estimator.compute(bound, range(3), scores, torch.tensor([6.0])).tolist()
         [[[1.0, 2.0, 3.0]]]
     """
+
+    __repr__ = written
 
     def start(self, masks: BoundMasks, reference_scores: Tensor) -> ScoreState:
         """An empty state for one case, from its masks and the scores ``(K,)`` of its unperturbed image."""

@@ -45,7 +45,8 @@ class HSICScoring(Estimator):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import GridMasks, HSICScoring
+        >>> from monai_saliency.estimators import HSICScoring
+        >>> from monai_saliency.masks import GridMasks
         >>> masks = GridMasks(num_masks=200, grid_size=4).bind(torch.zeros(1, 16, 16))
         >>> scores = masks.render(range(200))[:, :, 2, 6]  # the score is the cell of the voxel (2, 6)
         >>> state = HSICScoring().start(masks, torch.tensor([1.0]))
@@ -157,12 +158,13 @@ class SobolScoring(Estimator):
     sample may give more than 1. The map is flat in each cell. Scores that differ by rounding alone give zeros.
 
     Raises:
-        ValueError: (from ``compute``) for masks other than :class:`~monai_saliency.SobolMasks`.
+        ValueError: (from ``compute``) for masks other than :class:`~monai_saliency.masks.SobolMasks`.
 
     Example::
 
         >>> import torch
-        >>> from monai_saliency import SobolMasks, SobolScoring
+        >>> from monai_saliency.estimators import SobolScoring
+        >>> from monai_saliency.masks import SobolMasks
         >>> masks = SobolMasks(num_designs=64, grid_size=(1, 2)).bind(torch.zeros(1, 1, 4))
         >>> rendered = masks.render(range(len(masks)))[:, 0, 0]
         >>> state = SobolScoring().start(masks, torch.tensor([5.0]))

@@ -33,7 +33,9 @@ class OcclusionScoring(Estimator):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import ClassScore, OcclusionScoring, PerturbationInferer, SlidingWindowMasks
+        >>> from monai_saliency import ClassScore, PerturbationInferer
+        >>> from monai_saliency.estimators import OcclusionScoring
+        >>> from monai_saliency.masks import SlidingWindowMasks
         >>> explain = PerturbationInferer(SlidingWindowMasks(1), ClassScore([0], "none"), OcclusionScoring())
         >>> image = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
         >>> explain(image, lambda x: x.flatten(1).sum(1, keepdim=True)).tolist()  # the score is the sum of the image
@@ -81,7 +83,9 @@ class SimilarityScoring(OcclusionScoring):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import ClassScore, PerturbationInferer, SimilarityScoring, SlidingWindowMasks
+        >>> from monai_saliency import ClassScore, PerturbationInferer
+        >>> from monai_saliency.estimators import SimilarityScoring
+        >>> from monai_saliency.masks import SlidingWindowMasks
         >>> explain = PerturbationInferer(SlidingWindowMasks(1), ClassScore([0], "none"), SimilarityScoring())
         >>> image = torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]])
         >>> explain(image, lambda x: x.flatten(1).sum(1, keepdim=True)).tolist()  # the score is the sum of the image
@@ -109,7 +113,9 @@ class SquaredDifferenceScoring(OcclusionScoring):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import ClassScore, PerturbationInferer, SlidingWindowMasks, SquaredDifferenceScoring
+        >>> from monai_saliency import ClassScore, PerturbationInferer
+        >>> from monai_saliency.estimators import SquaredDifferenceScoring
+        >>> from monai_saliency.masks import SlidingWindowMasks
         >>> explain = PerturbationInferer(SlidingWindowMasks(1), ClassScore([0], "none"), SquaredDifferenceScoring())
         >>> image = torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]])
         >>> explain(image, lambda x: x.flatten(1).sum(1, keepdim=True)).tolist()  # the score is the sum of the image
@@ -135,7 +141,9 @@ class HierarchicalScoring(Estimator):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import ClassScore, HierarchicalMasks, HierarchicalScoring, PerturbationInferer
+        >>> from monai_saliency import ClassScore, PerturbationInferer
+        >>> from monai_saliency.estimators import HierarchicalScoring
+        >>> from monai_saliency.masks import HierarchicalMasks
         >>> masks = HierarchicalMasks(window_size=2, levels=2)
         >>> explain = PerturbationInferer(masks, ClassScore([0], "none"), HierarchicalScoring())
         >>> image = torch.tensor([[[[1.0, 2.0, 0.0, 1.0], [3.0, 4.0, 0.0, 0.0]]]])
@@ -150,7 +158,7 @@ class HierarchicalScoring(Estimator):
         levels = getattr(masks, "num_levels", 1)
         if levels == 1:
             return Meaning("change of the score")
-        return Meaning(f"sum of the score's changes, one for each of {levels} window sizes", levels)
+        return Meaning(f"score change, summed over {levels} window sizes", levels)
 
     def noise(
         self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
@@ -167,7 +175,7 @@ class MinimalRegionScoring(Estimator):
     score is not above the fill's.
 
     Raises:
-        ValueError: (from ``compute``) for masks other than :class:`~monai_saliency.MinimalMasks`, or when rounds are
+        ValueError: (from ``compute``) for masks other than ``MinimalMasks``, or when rounds are
             missing.
 
     Example::

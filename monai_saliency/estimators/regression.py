@@ -38,7 +38,7 @@ class RegressionScoring(Estimator):
     The score of mask i is taken as ``b + sum_v M_i(v) m(v)``, and the map m as smooth: a sum of Gaussian bumps on a
     grid, whose heights are penalised by their squares (ridge regression, Hoerl and Kennard, 1970). That is the mean of
     a Gaussian process whose values correlate over 0.7 cells (Rasmussen and Williams, 2006, section 2.2). RISE's average
-    (:class:`~monai_saliency.RISEScoring`) credits each voxel with all that chance hid together with it; the
+    (``RISEScoring``) credits each voxel with all that chance hid together with it; the
     regression divides the score among them, so a few hundred masks give a sharper map.
 
     - Evidence lies in few places. So the regression is fitted twice, and in the second fit a height is penalised less

@@ -57,7 +57,8 @@ class RISEScoring(Estimator):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import RISEMasks, RISEScoring
+        >>> from monai_saliency.estimators import RISEScoring
+        >>> from monai_saliency.masks import RISEMasks
         >>> masks = RISEMasks(num_masks=200, grid_size=4).bind(torch.zeros(1, 16, 16))
         >>> scores = masks.render(range(200))[:, :, 2, 2]  # a network whose score is the voxel (2, 2) of the mask
         >>> state = RISEScoring(p1=0.5).start(masks, torch.tensor([1.0]))
@@ -180,7 +181,8 @@ class DRISEScoring(Estimator):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import DRISEScoring, RandomGridMasks
+        >>> from monai_saliency.estimators import DRISEScoring
+        >>> from monai_saliency.masks import RandomGridMasks
         >>> masks = RandomGridMasks(num_masks=200, cell_size=4).bind(torch.zeros(1, 16, 16))
         >>> scores = masks.render(range(200))[:, :, 2, 2]  # a network whose score is the voxel (2, 2) of the mask
         >>> state = DRISEScoring().start(masks, torch.tensor([1.0]))
@@ -224,7 +226,7 @@ class MCRISEScoring(Estimator):
     (MC-RISE: Hatakeyama et al., ACCV 2020, section 3).
 
     f is the score of a mask, there are n masks and K fills, ``h_k`` is the share of fill k in a voxel, and
-    ``m_0 = 1 - sum_k h_k`` the share of the image (:class:`~monai_saliency.MCRISEMasks`).
+    ``m_0 = 1 - sum_k h_k`` the share of the image (:class:`~monai_saliency.masks.MCRISEMasks`).
 
     - ``"centred"``: ``sum((f - mean f) * (m_0 / p1 - K * h_k / (1 - p1))) / (n - 1)``, an estimate of ``E[f | the voxel
       is kept] - E[f | fill k replaces it]``: positive where the image supports the score against this fill. A constant
@@ -242,12 +244,14 @@ class MCRISEScoring(Estimator):
 
     Raises:
         ValueError: when ``p1`` is out of its range, for another form, and (from ``compute``) for masks other than
-            :class:`~monai_saliency.MCRISEMasks`.
+            :class:`~monai_saliency.masks.MCRISEMasks`.
 
     Example::
 
         >>> import torch
-        >>> from monai_saliency import ClassScore, ConstantFill, MCRISEMasks, MCRISEScoring, PerturbationInferer
+        >>> from monai_saliency import ClassScore, ConstantFill, PerturbationInferer
+        >>> from monai_saliency.estimators import MCRISEScoring
+        >>> from monai_saliency.masks import MCRISEMasks
         >>> masks = MCRISEMasks(500, [ConstantFill(9.0)], grid_size=2)
         >>> explain = PerturbationInferer(masks, ClassScore([0], "none"), MCRISEScoring(0.5))
         >>> maps = explain(torch.full((1, 1, 4, 4), 3.0), lambda x: x[:, :, 0, 0])  # the score is the first voxel

@@ -46,7 +46,7 @@ class ShapleyValues:
         >>> case = ms.Case("a", labels=organs)
         >>> network = lambda images: images.flatten(1).sum(1, keepdim=True)
         >>> [explanation] = explain.explain(torch.ones(1, 1, 1, 4), network, cases=[case])
-        >>> found = ms.shapley_values(explanation)
+        >>> found = ms.estimators.shapley_values(explanation)
         >>> found.players, found.values[:, 0].tolist(), found.standard_error
         ([1, 2], [2.0, 2.0], None)
     """
@@ -65,7 +65,7 @@ def shapley_values(explanation: Any) -> ShapleyValues:
 
     Args:
         explanation: the result of ``explain`` of :func:`~monai_saliency.shapley`, or of any inferer with
-            :class:`~monai_saliency.CoalitionMasks`.
+            :class:`~monai_saliency.masks.CoalitionMasks`.
 
     Raises:
         ValueError: when the masks are not coalitions, and as for :class:`ShapleyScoring`.
@@ -77,7 +77,7 @@ def shapley_values(explanation: Any) -> ShapleyValues:
         >>> explain = ms.shapley(regions=lambda image, spacing: image.long() // 10, target=ms.ClassScore([0], "none"))
         >>> image = torch.tensor([[[[1.0, 13.0], [20.0, 21.0]]]])  # labels 0, 1, 2 and 2
         >>> (found,) = explain.explain(image, lambda x: x.flatten(1).sum(1, keepdim=True))
-        >>> ms.shapley_values(found).table()  # the score is the sum of the image
+        >>> ms.estimators.shapley_values(found).table()  # the score is the sum of the image
         {0: 1.0, 1: 13.0, 2: 41.0}
     """
     used = getattr(explanation, "estimator", None)
@@ -102,7 +102,7 @@ class ShapleyScoring(Estimator):
       2410.01917), weighted by the probability that a pair is drawn. Their sum is exact, and so are games whose players
       interact at most two by two.
 
-    It needs :class:`~monai_saliency.CoalitionMasks`.
+    It needs :class:`~monai_saliency.masks.CoalitionMasks`.
 
     Args:
         interactions: whether the regression has interactions of three players too, those that help to predict other
@@ -116,7 +116,9 @@ class ShapleyScoring(Estimator):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import ClassScore, CoalitionMasks, PerturbationInferer, ShapleyScoring
+        >>> from monai_saliency import ClassScore, PerturbationInferer
+        >>> from monai_saliency.estimators import ShapleyScoring
+        >>> from monai_saliency.masks import CoalitionMasks
         >>> masks = CoalitionMasks(regions=lambda image, spacing: torch.tensor([[[1, 1], [2, 3]]]))
         >>> explain = PerturbationInferer(masks, ClassScore([0], "none"), ShapleyScoring())
         >>> image = torch.tensor([[[[1.0, 2.0], [4.0, 5.0]]]])  # the score is the product of the lower two voxels

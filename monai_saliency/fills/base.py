@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from monai_saliency.cases import Case
+from monai_saliency.utils.arguments import written
 
 __all__ = ["CaseFill"]
 
@@ -21,6 +22,8 @@ class CaseFill(ABC):
         >>> issubclass(ms.ScanUnitFill, CaseFill)
         True
     """
+
+    __repr__ = written
 
     @abstractmethod
     def bind(self, case: Case) -> Callable[[torch.Tensor], torch.Tensor]:

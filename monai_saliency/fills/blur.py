@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from monai.networks.layers import separable_filtering
 
-from monai_saliency.utils.arguments import positive_numbers
+from monai_saliency.utils.arguments import positive_numbers, written
 from monai_saliency.utils.precision import exact_arithmetic
 
 __all__ = ["BlurFill"]
@@ -36,6 +36,8 @@ class BlurFill:
         >>> round(float(BlurFill(sigma=1.0)(image)[0, 0, 2, 2]), 3)  # 1 / (2 * pi * sigma ** 2)
         0.159
     """
+
+    __repr__ = written
 
     def __init__(self, sigma: float | Sequence[float] = 5.0) -> None:
         positive_numbers("sigma", sigma)

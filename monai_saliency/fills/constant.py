@@ -14,7 +14,7 @@ from monai.transforms.utils_pytorch_numpy_unification import percentile
 from monai_saliency.cases import Case
 from monai_saliency.errors import AdviceError, root_cause
 from monai_saliency.fills.base import CaseFill
-from monai_saliency.utils.arguments import finite_numbers
+from monai_saliency.utils.arguments import finite_numbers, written
 from monai_saliency.utils.tensors import plain
 
 __all__ = ["ConstantFill", "MeanFill", "ScanUnitFill", "run_step", "steps_of"]
@@ -56,6 +56,8 @@ class ConstantFill:
         [[[[0.5, 0.5, 0.5]], [[-1.0, -1.0, -1.0]]]]
     """
 
+    __repr__ = written
+
     def __init__(self, value: float | Sequence[float] = 0.0) -> None:
         finite_numbers("value", value)
         self.value = value
@@ -79,6 +81,8 @@ class MeanFill:
         >>> MeanFill()(torch.tensor([[[[1.0, 2.0, 6.0]]]])).tolist()
         [[[[3.0, 3.0, 3.0]]]]
     """
+
+    __repr__ = written
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         return images.mean(dim=tuple(range(2, images.ndim)), keepdim=True).expand_as(images)

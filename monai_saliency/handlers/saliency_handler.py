@@ -25,6 +25,7 @@ from monai_saliency.handlers.trust_page import write_trust_page
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.progress import Progress
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.networks.runtime import same_network
@@ -110,6 +111,7 @@ class SaliencyHandler:
         standard_error_key: the key of the map's standard error, of the map's shape, where it has one; None for none. It
             costs about as much time as making the perturbed images again.
         trust: measures how far to trust each map, for the summary and ``trust.md``; it multiplies the forwards.
+        method: the name of the method, for the line that is printed before the first case.
 
     Attributes:
         explainer: explains the cases; it has the claims, the stored scores and the cases that wait.
@@ -142,6 +144,7 @@ class SaliencyHandler:
         label_key: str | None = None,
         standard_error_key: str | None = None,
         trust: Trust | None = None,
+        method: str | None = None,
     ) -> None:
         self.explainer = CaseExplainer(inferer, network, store, failures, network_id)
         #: explains images, unless a batch brings its own
@@ -159,6 +162,8 @@ class SaliencyHandler:
         self._background = _Background()
         self._marks: dict[str, str] = {}  # of the rows of this run, by the network that made them
         self._loader: Any = None
+        self._method = method
+        self._is_opened = False
         if failures is not None:
             failures.withdraw_by(self.withdraw)
 
@@ -174,6 +179,7 @@ class SaliencyHandler:
 
     def attach(self, engine: Engine) -> None:
         """Register with an evaluator."""
+        engine.add_event_handler(Events.STARTED, self._begin)
         engine.add_event_handler(IterationEvents.FORWARD_COMPLETED, self)
         # The cohort's figures are read at either event, and an epoch that is terminated has no end.
         for event in (Events.EPOCH_COMPLETED, Events.COMPLETED):
@@ -181,12 +187,16 @@ class SaliencyHandler:
         engine.add_event_handler(Events.COMPLETED, self._report)
         engine.add_event_handler(Events.EXCEPTION_RAISED, self._stop)
 
+    def _begin(self, engine: Engine) -> None:
+        self.explainer.progress = Progress(_count(getattr(engine, "data_loader", None)))
+
     def finish(self) -> None:
         """Wait until all explained cases are written. An evaluator that this is attached to does so at its end."""
         self._background.finish()
 
     def _stop(self, engine: Engine, error: BaseException) -> None:
         """Leave nothing half done: write the cases that are explained, or on Ctrl-C only the one that is under way."""
+        self.explainer.progress.close()
         try:
             self._background.finish(skip=not isinstance(error, Exception))
         except Exception as other:
@@ -198,7 +208,18 @@ class SaliencyHandler:
         for batch in self.batches(engine):
             predictions = batch.predictions or [None] * len(batch.items)
             cases = [self._case_of(*each) for each in zip(batch.items, predictions, strict=True)]
+            self._open(engine, batch)
             self.explainer.explain(batch.inputs, cases, partial(self._write_later, batch, cases), batch.inferer)
+
+    def _open(self, engine: Any, batch: Batch) -> None:
+        """Print what is explained and how, once."""
+        inferer, self._is_opened, is_opened = batch.inferer or self.inferer, True, self._is_opened
+        if is_opened or not inferer.progress or self.explainer.assignment.quiet:
+            return
+        folder = f"; results go to {self.summary.path.parent}" if self.summary is not None else ""
+        network, shape = type(engine.network).__name__, tuple(batch.inputs.shape[1:])
+        how = f"by {self._method or inferer.masks}, hidden by {getattr(inferer.fill, '__name__', inferer.fill)}"
+        print(f"monai_saliency: {network} on images {shape}; {inferer.target}, {how}{folder}", flush=True)
 
     def batches(self, engine: Engine) -> Iterator[Batch]:
         """The batches to explain after one iteration of the evaluator."""
@@ -302,6 +323,16 @@ class SaliencyHandler:
             if self.failures is not None:
                 self.failures.remove(explanation.name)
             self.explainer.explained.append(explanation.name)
+            self._report_case(item["title"], explanation, seconds)
+
+    def _report_case(self, title: str, explanation: Explanation, seconds: float) -> None:
+        """Print one line of a case that is done."""
+        if not self.inferer.progress or self.explainer.assignment.quiet:
+            return
+        progress, failed = self.explainer.progress, [] if self.failures is None else self.failures.rows
+        number, of = len(self.explained) + len(failed), "" if progress.cases is None else f" of {progress.cases}"
+        words = title.replace("\n", ": ", 1).replace("\n", ", ")
+        progress.say(f"case {number}{of}, {words}; {explanation.num_forwards} forwards, {seconds:.1f} s")
 
     def withdraw(self, case: str) -> None:
         """Remove the row of a case, its map and its picture, which an earlier run may have written of another scan."""
@@ -313,6 +344,7 @@ class SaliencyHandler:
                     step.withdraw(case)
 
     def _report(self, engine: Engine) -> None:
+        self.explainer.progress.close()
         engine.state.metrics.update(self.figures())
         self.write_trust()
 
@@ -334,6 +366,14 @@ class SaliencyHandler:
         """The cohort's figures, over all runs on the folder so far; none without a summary."""
         failed = [] if self.failures is None else self.failures.read()
         return {} if self.summary is None else figures(self.summary.read(), len(failed))
+
+
+def _count(loader: Any) -> int | None:
+    """How many cases a loader has; None where this is unknown."""
+    try:
+        return len(loader.names if hasattr(loader, "names") else loader.dataset)
+    except (AttributeError, TypeError):
+        return None
 
 
 def _steps(transform: Any) -> Iterator[Any]:

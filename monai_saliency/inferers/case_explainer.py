@@ -16,6 +16,7 @@ from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explaining
+from monai_saliency.inferers.progress import Progress
 from monai_saliency.networks.identity import network_key, scores_key
 from monai_saliency.sharding import Part
 from monai_saliency.storage.key import Unfingerprintable
@@ -81,6 +82,7 @@ class CaseExplainer:
         self.failures = instance("failures", failures, Failures, "Failures(path)", none=True)
         self.network_id = instance("network_id", network_id, (str, int), "a name of the network, in quotes", none=True)
         self.assignment = Assignment()
+        self.progress = Progress()  # over all cases of a run
         self.explained: list[str] = []  # the cases whose maps are written
         self.waiting: list[str] = []  # cases that another process has to finish
 
@@ -121,6 +123,7 @@ class CaseExplainer:
         """List a case as one that cannot be explained; without a list of failures the error is raised."""
         if self.failures is None:
             raise error
+        self.progress.done += 1
         self.failures.add(case, "explain", error)
 
     def _claim(self, case: str, part: Part, claim: ExitStack) -> bool:
@@ -169,10 +172,10 @@ class CaseExplainer:
 
     def _assigned(self, inferer: PerturbationInferer) -> PerturbationInferer:
         assigned = self.assignment
-        if assigned.sharing is None and not assigned.quiet:
+        shown = False if assigned.quiet else self.progress if inferer.progress else inferer.progress
+        if assigned.sharing is None and shown is inferer.progress:
             return inferer
-        quiet = inferer.progress and not assigned.quiet
-        return inferer.replace(sharing=assigned.sharing or inferer.sharing, progress=quiet)
+        return inferer.replace(sharing=assigned.sharing or inferer.sharing, progress=shown)
 
     @torch.no_grad()
     def _explanation(self, state: CaseState) -> Explanation | None:

@@ -36,6 +36,9 @@ Call = Callable[[torch.Tensor, Mapping[Any, torch.Tensor]], Any]
 #: words in the errors of libraries that do not raise ``torch.OutOfMemoryError``
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
+#: errors of networks that were given something else than they take
+_OF_SHAPES = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
+
 _here = local()  # of each thread, the parts that it has put into evaluation mode
 _STEPS = 8  # from a callable to the modules that it holds, such as those in a list of an object in a closure
 
@@ -112,10 +115,14 @@ class Forward:
         size, version = min(len(batch), fits.get(kind, len(batch))), tensor_version(batch)
         while True:
             try:
-                return _in_parts(batch, values, size, call)
+                output = _in_parts(batch, values, size, call)
+                fits["ran"] = True
+                return output
             except Exception as error:
                 # What the network has changed in place cannot be run again.
                 if size == 1 or not _is_out_of_memory(error) or tensor_version(batch) != version:
+                    if "ran" not in fits and type(error) in _OF_SHAPES:
+                        error.args = (f"{_given_to(self.network, batch)}: {error}",)
                     raise
             # Here the error is gone, and with it the tensors that its traceback held.
             if batch.is_cuda:
@@ -140,6 +147,23 @@ class Forward:
             if self.meter is not None:
                 stack.enter_context(self.meter.call(batch))
             yield
+
+
+def _given_to(network: Any, batch: torch.Tensor) -> str:
+    """What a network that fails at its first batch was given, and what may be wrong with it."""
+    words = f"the network failed on images {tuple(batch.shape)}, {str(batch.dtype)[6:]}, on {batch.device}"
+    modules = list(network.modules()) if isinstance(network, torch.nn.Module) else []
+    first = next((each for each in modules if isinstance(each, (torch.nn.Conv2d, torch.nn.Conv3d))), None)
+    weight = next(iter(network.parameters()), None) if modules else None
+    if weight is not None and weight.device != batch.device:
+        return f"{words}, and its weights are on {weight.device}: move the images there"
+    if weight is not None and weight.dtype != batch.dtype:
+        return f"{words}, and its weights are {str(weight.dtype)[6:]}: convert the images"
+    if first is not None and first.weight.ndim != batch.ndim:
+        return f"{words}, and it takes {first.weight.ndim - 2} spatial axes: is a batch or a channel axis missing?"
+    if first is not None and first.in_channels != batch.shape[1]:
+        return f"{words}, and its first convolution takes {first.in_channels} channels"
+    return f"{words}; it needs (B, C, *spatial)"
 
 
 def _is_out_of_memory(error: Exception) -> bool:

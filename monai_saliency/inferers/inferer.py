@@ -13,7 +13,7 @@ from monai.data import MetaTensor
 from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 from monai.utils import convert_to_dst_type
 
-from monai_saliency.cases import Case, image_file
+from monai_saliency.cases import Case, cases_of, image_file
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.rise import MCRISEScoring, RISEScoring
@@ -24,7 +24,8 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
-from monai_saliency.inferers.rounds import Scoring, batch_size, cut, of_part, progress, rows_in_batch
+from monai_saliency.inferers.progress import Progress, following
+from monai_saliency.inferers.rounds import Scoring, batch_size, cut, of_part, rows_in_batch
 from monai_saliency.inferers.row_check import RowsDepend, say_once
 from monai_saliency.inferers.sharing import note_origin
 from monai_saliency.inferers.whole_images import WholeImages
@@ -37,7 +38,7 @@ from monai_saliency.sharding import Part
 from monai_saliency.storage.label_maps import label_problem
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import MemberTarget, Target
-from monai_saliency.utils.arguments import callable_network, flag, instance
+from monai_saliency.utils.arguments import callable_network, instance, written
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import BusyMeter
@@ -63,7 +64,8 @@ class PerturbationInferer(Inferer):
         fill: what replaces hidden voxels; zeros by default.
         inferer: runs the network on a batch, any MONAI inferer; ``SimpleInferer`` by default.
         mask_batch_size: perturbed images in one network batch, at the most; ``"auto"``: by the image.
-        progress: shows a progress bar that counts network forwards.
+        progress: True shows a bar that counts network forwards, without a terminal a line a minute. None, the default,
+            shows the bar on a terminal after five seconds, False none.
         output: the part of the network's output that the target reads, where the output is a dictionary, a tuple or a
             list: a key, an index, several such as ``("pred", 0)``, or a callable that takes it; all by default.
         inputs: how the network takes its inputs, and which of them are perturbed
@@ -82,10 +84,13 @@ class PerturbationInferer(Inferer):
 
         >>> import torch
         >>> import monai_saliency as ms
-        >>> explain = PerturbationInferer(ms.RISEMasks(100), ms.ClassScore([1], "softmax"), ms.RISEScoring(p1=0.5))
+        >>> masks, estimator = ms.masks.RISEMasks(100), ms.estimators.RISEScoring(p1=0.5)
+        >>> explain = PerturbationInferer(masks, ms.ClassScore([1], "softmax"), estimator)
         >>> explain(torch.rand(2, 1, 16, 16), torch.nn.Flatten()).shape
         torch.Size([2, 1, 16, 16])
     """
+
+    __repr__ = written
 
     def __init__(
         self,
@@ -95,7 +100,7 @@ class PerturbationInferer(Inferer):
         fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
         inferer: Inferer | None = None,
         mask_batch_size: int | str = 16,
-        progress: bool = False,
+        progress: Progress | bool | None = None,
         output: OutputPath | None = None,
         inputs: TensorInput | None = None,
         meter: BusyMeter | None = None,
@@ -112,7 +117,7 @@ class PerturbationInferer(Inferer):
         self.estimator = estimator
         self.fill = fill if fill is not None else ConstantFill(0.0)
         self.inferer = inferer if inferer is not None else SimpleInferer()
-        self.progress = flag("progress", progress)
+        self.progress = instance("progress", progress, (bool, Progress), "True, False or None", none=True)
         self.output = output
         self.inputs = inputs if inputs is not None else TensorInput()
         self.meter = meter
@@ -146,7 +151,7 @@ class PerturbationInferer(Inferer):
         return type(self)(**self.settings | changes)
 
     def __call__(self, inputs: Any, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Explain a batch of images."""
+        """The maps ``(B, K, *spatial)`` of a batch of images; arguments as for :meth:`explain`."""
         explanations = self.explain(inputs, network, *args, **kwargs)
         counts = sorted({len(explanation.saliency) for explanation in explanations})
         if len(counts) > 1:
@@ -162,6 +167,9 @@ class PerturbationInferer(Inferer):
         *args: Any,
         cases: Sequence[Case] | None = None,
         stored: Sequence[CaseScores] | None = None,
+        labels: Any = None,
+        spacing: Sequence[Any] | None = None,
+        names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> list[Explanation]:
         """Explain a batch of images, and give all that is known of each.
@@ -175,9 +183,16 @@ class PerturbationInferer(Inferer):
                 and fills in the scan's unit files.
             stored: each image's scores on disk, under a key that covers all they depend on. Batches whose scores are
                 there are not run again if the unperturbed image still scores the same, and new scores are added.
+            labels: instead of ``cases``, label maps ``(B, 1, *spatial)`` on the images' grid.
+            spacing: instead of ``cases``, voxel sizes in mm of all images, or a list of B of them.
+            names: instead of ``cases``, B names.
             args: passed on to the inner inferer.
             kwargs: passed on to the inner inferer.
         """
+        if any(each is not None for each in (labels, spacing, names)):
+            if cases is not None:
+                raise ValueError("`cases` have labels, spacing and names: give either these or `cases`")
+            cases = cases_of(self.inputs.split(inputs).meta, labels, spacing, names)
         states = self.score(inputs, network, *args, cases=cases, stored=stored, **kwargs)
         with torch.no_grad():
             return [state.explanation() for state in states]
@@ -238,15 +253,15 @@ class PerturbationInferer(Inferer):
     ) -> list[CaseState]:
         """Score in this thread; what a :class:`Sharing` calls for its workers."""
         forward, part = self.forward(network, args, kwargs, guard), part or Part()
-        with torch.no_grad(), evaluating(network):
+        with torch.no_grad(), evaluating(network), following(self.progress) as progress:
             try:
-                return self._score(forward, *self.start(inputs, cases, stored), part, meet)
+                return self._score(forward, *self.start(inputs, cases, stored), part, meet, progress)
             except RowsDepend as error:
                 found = str(error)
             # Scores of batches must not be taken for scores of single images.
             say_once(network, "images go through the network one at a time, which takes longer", found)
             alone = stored and [each.one_by_one() for each in stored]
-            return self._score(forward, *self.start(inputs, cases, alone), part, meet, one_by_one=True)
+            return self._score(forward, *self.start(inputs, cases, alone), part, meet, progress, one_by_one=True)
 
     def forward(self, network: Any, args: Sequence[Any], kwargs: Any, guard: Guard | None) -> Forward:
         """The seam around the calls of a network."""
@@ -260,6 +275,7 @@ class PerturbationInferer(Inferer):
         split: SplitInputs,
         part: Part,
         meet: Meet | None,
+        progress: Progress,
         one_by_one: bool = False,
     ) -> list[CaseState]:
         """Score round after round of masks, until no case has another."""
@@ -279,10 +295,11 @@ class PerturbationInferer(Inferer):
         for number in count():
             spans = [state.rows_of_round(number) for state in states]
             if all(start == stop for start, stop in spans):
+                progress.end(len(states))
                 return states
             batches = of_part(list(cut(spans, size)), part)
-            with progress(scoring.plan(spans, batches), states, self.progress) as advance:
-                scoring.score(batches, advance)
+            progress.begin(scoring.plan(spans, batches), states, number)
+            scoring.score(batches, progress.advance)
             for state in states:
                 state.end_round(look_for_others=meet is None and part.count > 1)
             if meet is not None:

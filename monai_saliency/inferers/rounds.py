@@ -1,23 +1,16 @@
-"""A round of masks: cut into full batches of one shape at fixed places (law 7), and how far it is."""
+"""A round of masks: cut into full batches of one shape at fixed places (law 7)."""
 
 from __future__ import annotations
 
-import logging
-import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
 
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.sharding import Part
-from monai_saliency.utils.arguments import require, whole_number
+from monai_saliency.utils.arguments import whole_number
 
-__all__ = ["AutoSize", "Plan", "Rows", "Scoring", "batch_size", "cut", "of_part", "progress", "rows_in_batch"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["AutoSize", "Plan", "Rows", "Scoring", "batch_size", "cut", "of_part", "rows_in_batch"]
 
 #: a case's place, its first row, and its last row + 1
 Rows: TypeAlias = tuple[int, int, int]
@@ -26,8 +19,6 @@ Rows: TypeAlias = tuple[int, int, int]
 #: GPU twice as many values, since it runs larger batches faster
 _VALUES, _MOST = 2**24, 16
 _VALUES_ON_GPU, _MOST_ON_GPU = 2**25, 64
-#: batches are timed for this many seconds, or for this share of all forwards, before their time is reported
-_SECONDS, _SHARE = 2.0, 0.1
 
 
 class AutoSize(int):
@@ -94,45 +85,3 @@ class Scoring(ABC):
     @abstractmethod
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], None]) -> None:
         """Score the rows of a round that have no scores yet."""
-
-
-@contextmanager
-def progress(plan: Plan, states: Sequence[CaseState], on_screen: bool) -> Iterator[Callable[[int], None]]:
-    """Report a round: its forwards before it begins, its time once batches are timed, and a bar on the screen."""
-    names, left = ", ".join(state.case.name for state in states), plan.total - plan.done
-    if left > 0:
-        predictions = f"{plan.total / plan.per_prediction:.{0 if plan.per_prediction == 1 else 1}f} predictions"
-        further = sum(state.masks.at_most + 1 - state.num_rows for state in states if state.masks.in_rounds)
-        more = f"; further rounds, if needed, bring up to {further} more perturbed images" if further > 0 else ""
-        _say(f"{names}: {plan.words.format(plan.total)}; that is {predictions}{more}", on_screen)
-    begun, first, done, is_told = time.monotonic(), 0.0, 0, False
-    with _bar(names, plan) if on_screen else nullcontext() as shown:
-
-        def advance(forwards: int) -> None:
-            nonlocal first, done, is_told
-            if shown is not None:
-                shown.update(forwards)
-            now = time.monotonic()
-            if not first:  # the first batch warms up, and its rows are checked
-                first = now
-                return
-            done += forwards
-            if not is_told and (now - first >= _SECONDS or done >= _SHARE * left):
-                is_told = True
-                seconds = now - begun + max(0, left - done) * (now - first) / max(1, done)
-                _say(f"{names}: it takes about {timedelta(seconds=max(1, round(seconds)))}", on_screen)
-
-        yield advance
-
-
-def _bar(names: str, plan: Plan) -> Any:
-    # A log file is not a screen: there a line every half minute is enough.
-    every = 0.5 if sys.stderr.isatty() else 30
-    bar = require("tqdm", extra="bundle").tqdm
-    return bar(desc=names, total=plan.total, initial=plan.done, unit="forward", leave=False, mininterval=every)
-
-
-def _say(line: str, on_screen: bool) -> None:
-    logger.info(line)
-    if on_screen:
-        require("tqdm", extra="bundle").tqdm.write(line, file=sys.stderr)

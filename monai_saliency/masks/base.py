@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from monai_saliency.masks.smooth import averaged, grown
-from monai_saliency.utils.arguments import check_option, per_axis, positive_numbers, voxels_of_mm, whole_numbers
+from monai_saliency.utils.arguments import (
+    check_option,
+    per_axis,
+    positive_numbers,
+    voxels_of_mm,
+    whole_numbers,
+    written,
+)
 from monai_saliency.utils.boxes import Box, everywhere
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import blend
@@ -50,9 +57,11 @@ class Masks(ABC):
 
         >>> import torch
         >>> import monai_saliency as ms
-        >>> ms.SlidingWindowMasks(2, 2).bind(torch.zeros(1, 1, 4, 4)[0]).render([0])[0, 0].tolist()
+        >>> ms.masks.SlidingWindowMasks(2, 2).bind(torch.zeros(1, 1, 4, 4)[0]).render([0])[0, 0].tolist()
         [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
     """
+
+    __repr__ = written
 
     by_region: bool = False
     needs_labels: bool = False
@@ -103,7 +112,7 @@ class BoundMasks(ABC):
 
         >>> import torch
         >>> import monai_saliency as ms
-        >>> bound = ms.RISEMasks(1000, grid_size=4, seed=0).bind(torch.zeros(1, 16, 16))
+        >>> bound = ms.masks.RISEMasks(1000, grid_size=4, seed=0).bind(torch.zeros(1, 16, 16))
         >>> len(bound), bound.spatial_shape, bound.render(range(3)).shape
         (1000, (16, 16), torch.Size([3, 1, 16, 16]))
         >>> torch.equal(bound.render([7]), bound.render(range(10))[7:8])  # a mask depends on its id alone

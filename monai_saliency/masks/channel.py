@@ -25,15 +25,15 @@ class ChannelMasks(Masks):
 
     Mask i applies the other family's mask ``i // C`` to channel ``i % C`` and keeps the other channels, so there are C
     times as many masks. Use with windows, or with regions hidden in turn, and
-    :class:`~monai_saliency.OcclusionScoring`.
+    :class:`~monai_saliency.estimators.OcclusionScoring`.
 
     Args:
-        masks: the other family, such as :class:`~monai_saliency.SlidingWindowMasks`. Its masks must serve all channels.
+        masks: the other family, such as ``SlidingWindowMasks``. Its masks must serve all channels.
 
     Example::
 
         >>> import torch
-        >>> from monai_saliency import ChannelMasks, SlidingWindowMasks
+        >>> from monai_saliency.masks import ChannelMasks, SlidingWindowMasks
         >>> bound = ChannelMasks(SlidingWindowMasks((1, 2), (1, 2))).bind(torch.zeros(2, 1, 4))
         >>> bound.render(range(4)).shape  # 2 windows on each of 2 channels
         torch.Size([4, 2, 1, 4])
@@ -53,7 +53,7 @@ class IndependentChannelMasks(Masks):
     """Random masks drawn independently for each channel, so that one forward gives information on all channels.
 
     Mask i has the other family's mask ``i * C + c`` on channel c, so there are as many masks as ``masks.num_masks``.
-    Use with :class:`~monai_saliency.RISEMasks` or random sets of regions, and :class:`~monai_saliency.RISEScoring`.
+    Use with ``RISEMasks`` or random sets of regions, and :class:`~monai_saliency.estimators.RISEScoring`.
 
     Args:
         masks: the other family. It must have ``num_masks`` random masks.
@@ -64,7 +64,7 @@ class IndependentChannelMasks(Masks):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import IndependentChannelMasks, RISEMasks
+        >>> from monai_saliency.masks import IndependentChannelMasks, RISEMasks
         >>> IndependentChannelMasks(RISEMasks(5, grid_size=3)).bind(torch.zeros(4, 9, 8)).render(range(5)).shape
         torch.Size([5, 4, 9, 8])
     """

@@ -38,7 +38,7 @@ _CHUNK = 1024
 
 
 class CoalitionMasks(Masks):
-    """Masks that keep a coalition of players and hide the others, for :class:`~monai_saliency.ShapleyScoring`.
+    """Masks that keep a coalition of players and hide the others, for ``ShapleyScoring``.
 
     A player is a region: all voxels of one label of the case's label map, or a supervoxel. The voxels of no region,
     label 0, are a player too, so that the players' values sum to what the whole image adds to the score. Mask 0 keeps
@@ -57,7 +57,7 @@ class CoalitionMasks(Masks):
     Args:
         num_coalitions: how many masks; an even number is rounded down. None, or as many as there are, for all.
         seed: seed of random coalitions. With the same seed, more coalitions begin with the same ones as fewer.
-        regions: makes the regions, as for :class:`~monai_saliency.RegionMasks`; by default the case's label map.
+        regions: makes the regions, as for :class:`~monai_saliency.masks.RegionMasks`; by default the case's label map.
         background: whether the voxels of label 0 are a player; otherwise they are always kept.
         per_channel: whether each channel of each region is a player, and each channel has its own map.
         inferer: the sliding-window inferer that runs the network, if the score is a sum over voxels of the output.
@@ -66,12 +66,12 @@ class CoalitionMasks(Masks):
     Raises:
         ValueError: for settings out of range, and (from ``bind``) for more than 14 players with neither
             ``num_coalitions`` nor an ``inferer``, for less than three ``num_coalitions`` a player, and as for
-            :class:`~monai_saliency.RegionMasks`.
+            :class:`~monai_saliency.masks.RegionMasks`.
 
     Example::
 
         >>> import torch
-        >>> from monai_saliency import CoalitionMasks
+        >>> from monai_saliency.masks import CoalitionMasks
         >>> labels = torch.tensor([[[0, 5, 5], [2, 2, 9]]])
         >>> bound = CoalitionMasks().bind(torch.zeros(1, 2, 3), labels)
         >>> bound.players, len(bound)

@@ -50,7 +50,7 @@ _ALONE = -1
 class FocusedMasks(Masks):
     """Random masks over the whole image, then finer ones where these show evidence. 2D and 3D.
 
-    - *First round*: RISE masks (:class:`~monai_saliency.RISEMasks`) of 4 and 7 cells an axis. Evidence is
+    - *First round*: RISE masks (:class:`~monai_saliency.masks.RISEMasks`) of 4 and 7 cells an axis. Evidence is
       likely where their map is above a tenth of its largest value: a *place* of any shape, with a soft edge.
     - *Second round*: cells of a sixteenth of each axis are hidden in the place, and few large ones elsewhere. Where the
       place is more than a quarter of the image, nothing stands out, and there are more masks of the first kind.
@@ -63,7 +63,7 @@ class FocusedMasks(Masks):
     are sets of cells, as the bits of a number, and the last one counts the random masks of a place.
 
     Args:
-        regression: makes the maps that show the places, such as :class:`~monai_saliency.RegressionScoring`.
+        regression: makes the maps that show the places, such as :class:`~monai_saliency.estimators.RegressionScoring`.
         num_masks: random masks for each explained score, at least 4.
         p1: probability in (0, 1) that a cell is kept in the first round. In a place it is up to 1.6 times that.
         seed: of the random masks.
@@ -79,7 +79,7 @@ class FocusedMasks(Masks):
 
         >>> import torch
         >>> import monai_saliency as ms
-        >>> bound = ms.FocusedMasks(ms.RegressionScoring(), num_masks=40).bind(torch.zeros(1, 32, 32))
+        >>> bound = ms.masks.FocusedMasks(ms.estimators.RegressionScoring(), num_masks=40).bind(torch.zeros(1, 32, 32))
         >>> ids = bound.first_round()  # 20 random masks, and all hidden
         >>> scores = bound.render(ids)[:, :, 20:24, 8:12].mean((2, 3))  # of a network that looks there
         >>> later = bound.next_round(ids, scores, torch.ones(1))  # whether hiding the place hides the evidence
@@ -160,9 +160,9 @@ class BoundFocusedMasks(BoundMasks):
 
     def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
         count = len({place for _, place, _ in ids if place})
-        words = "nothing stood out: random masks over the whole image were the last"
+        words = "nothing stood out, so more masks over the whole image"
         if count:
-            words = f"random masks in {count} place{'s' * (count > 1)} with evidence were the last"
+            words = f"masks inside {count} place{'s' * (count > 1)} with evidence"
         if count > 1:
             words += f"; one of {count} gives what another gives, so the others were hidden meanwhile"
         if self.until is None:

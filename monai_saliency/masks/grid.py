@@ -23,14 +23,14 @@ class GridMasks(Masks):
     """Random grids with crisp cells, in 2D and 3D: each cell is kept with probability ``p1``.
 
     Voxel v of an axis of n voxels lies in cell ``v * grid_size // n``. Along an axis with fewer voxels than
-    ``grid_size`` each voxel is a cell. A cell is one yes or no, which :class:`~monai_saliency.HSICScoring` reads.
+    ``grid_size`` each voxel is a cell. A cell is one yes or no, which ``HSICScoring`` reads.
 
     Args:
         num_masks: number of masks, at least 1.
         grid_size: cells along each axis, one number or one per axis, at least 1.
         p1: probability in [0, 1] that a cell is kept.
         seed: seed of all draws, at least 0. With the same seed, more masks begin with the same masks as fewer.
-        regions: makes regions to keep or hide instead of cells, as for :class:`~monai_saliency.RegionMasks`.
+        regions: makes regions to keep or hide instead of cells, as for :class:`~monai_saliency.masks.RegionMasks`.
         by_label: keep or hide the regions of the case's label map instead of cells.
 
     Raises:
@@ -39,7 +39,7 @@ class GridMasks(Masks):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import GridMasks
+        >>> from monai_saliency.masks import GridMasks
         >>> bound = GridMasks(num_masks=100, grid_size=2).bind(torch.zeros(1, 1, 5))
         >>> bound.index.tolist()  # the cell of each voxel, counted from 1
         [[1, 1, 1, 2, 2]]
@@ -94,7 +94,7 @@ class SubsetMasks(GridMasks):
     Args:
         num_masks: how many masks, at least 1.
         num_hidden: n, how many cells each mask hides, at least 1.
-        grid_size: cells along each axis, as for :class:`~monai_saliency.GridMasks`.
+        grid_size: cells along each axis, as for :class:`~monai_saliency.masks.GridMasks`.
         seed: of the random subsets.
 
     Raises:
@@ -146,7 +146,7 @@ class SobolMasks(GridMasks):
         num_designs: N, at least 2; a power of 2 fills the space best. The paper takes 32.
         grid_size: cells along each axis, one number or one per axis, at least 1. By default 8 in 2D and 4 in 3D.
         seed: of the scrambling, at least 0. With the same seed, more designs begin with the same masks as fewer.
-        regions: makes regions to dim instead of cells, as for :class:`~monai_saliency.RegionMasks`.
+        regions: makes regions to dim instead of cells, as for :class:`~monai_saliency.masks.RegionMasks`.
         by_label: dim the regions of the case's label map instead of cells.
 
     Raises:
@@ -156,7 +156,7 @@ class SobolMasks(GridMasks):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import SobolMasks
+        >>> from monai_saliency.masks import SobolMasks
         >>> bound = SobolMasks(num_designs=4, grid_size=2).bind(torch.zeros(1, 8, 8))
         >>> len(bound)  # 4 designs of 2 * 2 + 2 masks
         24

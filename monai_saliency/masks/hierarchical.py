@@ -56,7 +56,7 @@ class HierarchicalMasks(Masks):
         keep: share of a level's windows that is refined, in (0, 1], at least one window for each explained score.
         unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``, rounded to whole voxels, at least one.
         inferer: a sliding-window inferer, on whose patch grid the windows lie: they touch as few patches as possible.
-        smooth: width in voxels over which an edge rises, as for :class:`~monai_saliency.SlidingWindowMasks`.
+        smooth: width in voxels over which an edge rises, as for :class:`~monai_saliency.masks.SlidingWindowMasks`.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when one window covers the whole image, or when sizes
@@ -217,21 +217,21 @@ class RegionHierarchyMasks(Masks):
     The first round hides each region: all voxels of one label of the case's label map, or a supervoxel. Voxels of label
     0 are in no region and are always kept. Each further round splits those parts of the round before that let the score
     fall most, and hides each piece. A piece of a region is what lies in one of the windows of
-    :class:`~monai_saliency.HierarchicalMasks`, and a piece of that what lies in a window half as long. Windows that do
+    ``HierarchicalMasks``, and a piece of that what lies in a window half as long. Windows that do
     not split a part are passed over. A part is not split if hiding it does not let the score fall.
 
     Args:
-        regions: makes the regions, as for :class:`~monai_saliency.RegionMasks`; by default the case's label map.
-        window_size: edge of the first windows, as for :class:`~monai_saliency.HierarchicalMasks`.
+        regions: makes the regions, as for :class:`~monai_saliency.masks.RegionMasks`; by default the case's label map.
+        window_size: edge of the first windows, as for :class:`~monai_saliency.masks.HierarchicalMasks`.
         levels: how many sizes, at least 1: the regions, and the windows.
         keep: share of a round's parts that is split, in (0, 1], at least one part for each explained score.
-        unit: as for :class:`~monai_saliency.HierarchicalMasks`.
-        inferer: as for :class:`~monai_saliency.HierarchicalMasks`.
-        smooth: as for :class:`~monai_saliency.HierarchicalMasks`.
+        unit: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
+        inferer: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
+        smooth: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.RegionMasks`, and for
-            the windows as for :class:`~monai_saliency.HierarchicalMasks`.
+        ValueError: for settings out of range, and (from ``bind``) as for ``RegionMasks``, and for
+            the windows as for :class:`~monai_saliency.masks.HierarchicalMasks`.
 
     Example::
 

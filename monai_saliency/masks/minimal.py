@@ -26,7 +26,7 @@ _SET = -1
 
 
 class MinimalMasks(Masks):
-    """Windows of :class:`~monai_saliency.HierarchicalMasks`, then the search for the smallest set of them that keeps
+    """Windows of ``HierarchicalMasks``, then the search for the smallest set of them that keeps
     the score. 2D and 3D. Compare 3D-ReX (arXiv 2502.12181).
 
     1. Windows are hidden one by one, and halved where the score falls most.
@@ -41,14 +41,14 @@ class MinimalMasks(Masks):
 
     Args:
         share: of the score's rise that is kept, in (0, 1].
-        window_size: as for :class:`~monai_saliency.HierarchicalMasks`.
-        levels: as for :class:`~monai_saliency.HierarchicalMasks`.
-        keep: as for :class:`~monai_saliency.HierarchicalMasks`.
-        unit: as for :class:`~monai_saliency.HierarchicalMasks`.
-        inferer: as for :class:`~monai_saliency.HierarchicalMasks`.
+        window_size: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
+        levels: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
+        keep: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
+        unit: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
+        inferer: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.HierarchicalMasks`.
+        ValueError: for settings out of range, and (from ``bind``) as for ``HierarchicalMasks``.
 
     Example::
 

@@ -45,7 +45,7 @@ class RegionMasks(Masks):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import RegionMasks
+        >>> from monai_saliency.masks import RegionMasks
         >>> labels = torch.tensor([[[0, 5, 5], [2, 2, 9]]])
         >>> bound = RegionMasks().bind(torch.zeros(1, 2, 3), labels)
         >>> bound.values

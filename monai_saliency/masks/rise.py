@@ -35,7 +35,7 @@ class RISEMasks(Masks):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import RISEMasks
+        >>> from monai_saliency.masks import RISEMasks
         >>> bound = RISEMasks(num_masks=100, grid_size=4).bind(torch.zeros(1, 32, 32, 16))
         >>> bound.codes(range(100))["grid"].shape
         (100, 4, 4, 4)
@@ -132,7 +132,7 @@ def _stretch_weights(cells: int, size: int, dtype: torch.dtype) -> Tensor:
 class RandomGridMasks(Masks):
     """Random smooth masks with cells of one size, in 2D and 3D (xaitk-saliency's ``RandomGrid``).
 
-    A random grid is stretched linearly as in :class:`~monai_saliency.RISEMasks`, but a cell has a size, not the grid.
+    A random grid is stretched linearly as in ``RISEMasks``, but a cell has a size, not the grid.
     Along an axis of n voxels a grid of cells of c voxels has ``g = ceil(n / c) + 1`` cells, and the image is
     taken from its middle, moved at random by ``t`` with ``-floor(c / 2) <= t < floor(c / 2)``:
     ``M(v) = stretched(v + floor((g * c - n) / 2) + t)``. In 2D the masks equal ``RandomGrid``'s for the same
@@ -153,7 +153,7 @@ class RandomGridMasks(Masks):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import RandomGridMasks
+        >>> from monai_saliency.masks import RandomGridMasks
         >>> masks = RandomGridMasks(num_masks=100, cell_size=(8, 8, 4))
         >>> masks.bind(torch.zeros(1, 32, 30, 16)).codes([0])["grid"].shape
         (1, 5, 5, 5)
@@ -199,30 +199,31 @@ class MCRISEMasks(RISEMasks):
     """Random smooth masks of MC-RISE (Hatakeyama et al., ACCV 2020, section 3), in 2D and 3D: each hidden cell draws
     one of K fills.
 
-    Cells are kept with probability ``p1`` and shifted as in :class:`~monai_saliency.RISEMasks`. Each fill k has
+    Cells are kept with probability ``p1`` and shifted as in :class:`~monai_saliency.masks.RISEMasks`. Each fill k has
     its own mask M_k, 0 where it replaces the voxel and 1 elsewhere. So a rendered mask is ``(K, *spatial)``, and the
     perturbed image is ``(1 - sum_k (1 - M_k)) * image + sum_k (1 - M_k) * fill_k``. Fill 0 is the case's own. In 2D the
     masks equal xaitk-saliency's ``MCRISEGrid`` for the same seed and ``threads=0``. Another number of masks
     draws other fills for the same cells.
 
-    Use with :class:`~monai_saliency.MCRISEScoring` or :class:`~monai_saliency.OcclusionScoring`.
+    Use with :class:`~monai_saliency.estimators.MCRISEScoring` or :class:`~monai_saliency.estimators.OcclusionScoring`.
 
     Args:
-        num_masks: as for :class:`~monai_saliency.RISEMasks`.
-        grid_size: as for :class:`~monai_saliency.RISEMasks`.
-        p1: as for :class:`~monai_saliency.RISEMasks`.
-        seed: as for :class:`~monai_saliency.RISEMasks`.
+        num_masks: as for :class:`~monai_saliency.masks.RISEMasks`.
+        grid_size: as for :class:`~monai_saliency.masks.RISEMasks`.
+        p1: as for :class:`~monai_saliency.masks.RISEMasks`.
+        seed: as for :class:`~monai_saliency.masks.RISEMasks`.
         more_fills: further fills, each a function of images ``(B, C, *spatial)`` such as ``ConstantFill(1.0)`` or
             ``BlurFill()``. A fill that needs the case or the mask can only be fill 0.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.RISEMasks`, or when a
+        ValueError: for settings out of range, and (from ``bind``) as for ``RISEMasks``, or when a
             fill does not give an image of the same shape.
 
     Example::
 
         >>> import torch
-        >>> from monai_saliency import ConstantFill, MCRISEMasks
+        >>> from monai_saliency import ConstantFill
+        >>> from monai_saliency.masks import MCRISEMasks
         >>> bound = MCRISEMasks(100, [ConstantFill(1.0), ConstantFill(2.0)], grid_size=4).bind(torch.zeros(1, 16, 16))
         >>> bound.render(range(100)).shape
         torch.Size([100, 3, 16, 16])

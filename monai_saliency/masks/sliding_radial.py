@@ -42,7 +42,7 @@ class SlidingRadialMasks(Masks):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import SlidingRadialMasks
+        >>> from monai_saliency.masks import SlidingRadialMasks
         >>> bound = SlidingRadialMasks(radius=2, stride=4).bind(torch.zeros(1, 5, 5))
         >>> len(bound), bound.render([3])[0, 0].int().tolist()[2:]  # the centre (4, 4), in the corner
         (4, [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0]])

@@ -88,7 +88,7 @@ class SlidingWindowMasks(Masks):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import SlidingWindowMasks
+        >>> from monai_saliency.masks import SlidingWindowMasks
         >>> bound = SlidingWindowMasks(window_size=(1, 2), stride=(1, 2)).bind(torch.zeros(1, 1, 6))
         >>> bound.render(range(3))[:, 0, 0].tolist()
         [[0.0, 0.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]]
@@ -164,9 +164,9 @@ class BoundSlidingWindowMasks(BoundBoxMasks):
 class MultiScaleWindowMasks(Masks):
     """Windows of several sizes that slide over the image, in 2D and 3D, all hidden in turn.
 
-    Level l has the windows of :class:`~monai_saliency.SlidingWindowMasks` of edge ``window_size / 2^l`` and stride
+    Level l has the windows of ``SlidingWindowMasks`` of edge ``window_size / 2^l`` and stride
     ``stride / 2^l``; the largest windows come first. Each level hides a voxel about as often, so that levels weigh
-    alike in :class:`~monai_saliency.OcclusionScoring`.
+    alike in :class:`~monai_saliency.estimators.OcclusionScoring`.
 
     Args:
         window_size: edge of a window of the first level in ``unit``, one number or one per axis; by default a quarter
@@ -174,16 +174,16 @@ class MultiScaleWindowMasks(Masks):
         levels: how many sizes, at least 1, each half as long as the one before, rounded down, at least one voxel. A
             level with the same windows as the level before is left out.
         stride: of the first level in ``unit``; by default half of each level's window.
-        unit: as for :class:`~monai_saliency.SlidingWindowMasks`.
-        smooth: as for :class:`~monai_saliency.SlidingWindowMasks`.
+        unit: as for :class:`~monai_saliency.masks.SlidingWindowMasks`.
+        smooth: as for :class:`~monai_saliency.masks.SlidingWindowMasks`.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.SlidingWindowMasks`.
+        ValueError: for settings out of range, and (from ``bind``) as for ``SlidingWindowMasks``.
 
     Example::
 
         >>> import torch
-        >>> from monai_saliency import MultiScaleWindowMasks
+        >>> from monai_saliency.masks import MultiScaleWindowMasks
         >>> bound = MultiScaleWindowMasks(window_size=(1, 4), levels=2, stride=(1, 4)).bind(torch.zeros(1, 1, 8))
         >>> len(bound), bound.window_shapes  # two windows of 4 voxels, then four of 2
         (6, [(1, 4), (1, 2)])

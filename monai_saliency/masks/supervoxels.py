@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class Supervoxels:
     """Regions of similar brightness, made from the image itself (SLIC: Achanta et al., TPAMI 2012), in 2D and 3D.
 
-    Give it as ``regions`` to :class:`~monai_saliency.RegionMasks`. Each voxel lies in exactly one region, and equal
+    Give it as ``regions`` to ``RegionMasks``. Each voxel lies in exactly one region, and equal
     images get equal regions. Distances are in mm if voxel sizes are known, otherwise in voxels. Each channel is first
     scaled to [0, 1]. The log warns when one region holds more than half of the voxels.
 
@@ -137,7 +137,7 @@ class OrganSupervoxels(Supervoxels):
 def whole_image(image: Tensor, spacing: Spacing = None) -> Tensor:
     """A label map ``(1, *spatial)`` with one region, the whole image, for an image ``(C, *spatial)``.
 
-    Give it as ``regions`` to :class:`~monai_saliency.RegionMasks`, to hide whole channels.
+    Give it as ``regions`` to :class:`~monai_saliency.masks.RegionMasks`, to hide whole channels.
 
     Example::
 

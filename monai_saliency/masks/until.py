@@ -34,7 +34,7 @@ class UntilMasks(Masks):
 
     Args:
         masks: the other family. Its masks are drawn at random, and ``num_masks`` of it is the largest number of masks.
-        estimator: makes the map, such as :class:`~monai_saliency.RISEScoring`.
+        estimator: makes the map, such as :class:`~monai_saliency.estimators.RISEScoring`.
         until: the wanted agreement, above 0 and below 1.
         first: masks of the first round, at least 4; by default 100, or all where there are fewer.
 
@@ -45,7 +45,8 @@ class UntilMasks(Masks):
     Example::
 
         >>> import torch
-        >>> from monai_saliency import RISEMasks, RISEScoring, UntilMasks
+        >>> from monai_saliency.estimators import RISEScoring
+        >>> from monai_saliency.masks import RISEMasks, UntilMasks
         >>> bound = UntilMasks(RISEMasks(1000, 4), RISEScoring(), until=0.9).bind(torch.zeros(1, 16, 16))
         >>> scores = bound.render(range(225))[:, :, 2, 2]  # a network whose score is the voxel (2, 2) of the mask
         >>> bound.next_round(range(100), scores[:100], torch.ones(1))

@@ -10,13 +10,14 @@ from monai_saliency.gradients.integrated import IntegratedGradients
 from monai_saliency.gradients.smoothgrad import SmoothGrad
 from monai_saliency.inferers.gradients import GradientInferer
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.targets import Target
+from monai_saliency.methods.arguments import TargetLike, method
 
 __all__ = ["grad_cam", "integrated_gradients", "smoothgrad"]
 
 
+@method
 def integrated_gradients(
-    steps: int = 50, *, target: Target, estimator: Estimator | None = None, **settings: Any
+    steps: int = 50, *, target: TargetLike = None, estimator: Estimator | None = None, **settings: Any
 ) -> PerturbationInferer:
     """Integrated gradients (Sundararajan, Taly and Yan, ICML 2017): a white-box map that sums to what the scores of the
     image and of its fill differ by.
@@ -39,13 +40,14 @@ def integrated_gradients(
     return GradientInferer(IntegratedGradients(steps), target, estimator=estimator, **settings)
 
 
+@method
 def smoothgrad(
     num_samples: int = 50,
     noise_level: float = 0.15,
     seed: int = 0,
     reading: str = "times_input",
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -75,8 +77,9 @@ def smoothgrad(
     return GradientInferer(method, target, estimator=estimator, **settings)
 
 
+@method
 def grad_cam(
-    target_layer: str | None = None, *, target: Target, estimator: Estimator | None = None, **settings: Any
+    target_layer: str | None = None, *, target: TargetLike = None, estimator: Estimator | None = None, **settings: Any
 ) -> PerturbationInferer:
     """Grad-CAM (Selvaraju et al., ICCV 2017): a white-box map, the activations of a layer, weighted by the derivative
     of the score. The value has no sign and is not in the score's unit.

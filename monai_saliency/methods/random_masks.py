@@ -19,7 +19,7 @@ from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.grid import GridMasks, SobolMasks
 from monai_saliency.masks.rise import MCRISEMasks, RandomGridMasks, RISEMasks
 from monai_saliency.masks.until import UntilMasks
-from monai_saliency.targets import Target
+from monai_saliency.methods.arguments import TargetLike, method
 from monai_saliency.utils.arguments import flag, sliding_inferer, whole_number
 
 __all__ = ["rise", "focused_rise", "random_grid", "mc_rise", "drise", "hsic", "sobol"]
@@ -27,6 +27,7 @@ __all__ = ["rise", "focused_rise", "random_grid", "mc_rise", "drise", "hsic", "s
 Fill = float | Sequence[float] | Callable[[torch.Tensor], torch.Tensor]
 
 
+@method
 def rise(
     num_masks: int | None = None,
     grid_size: int | Sequence[int] = 8,
@@ -37,7 +38,7 @@ def rise(
     until: float | None = None,
     budget: int | None = None,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -51,10 +52,10 @@ def rise(
         seed: of the random masks.
         per_channel: draw masks for each channel independently, and make a map for each channel.
         form: ``"centred"``, or a published form for comparison: ``"debiased"`` or ``"plain"``
-            (:class:`~monai_saliency.RISEScoring`). ``"regression"`` is for extended evidence from few masks, as the
-            first half of :func:`focused_rise` (:class:`~monai_saliency.RegressionScoring`).
+            (``RISEScoring``). ``"regression"`` is for extended evidence from few masks, as the
+            first half of :func:`focused_rise` (:class:`~monai_saliency.estimators.RegressionScoring`).
         until: stop when the map agrees so well with one of as many other masks, by the correlation of its two halves,
-            above 0 and below 1 (:class:`~monai_saliency.UntilMasks`). By default all masks are scored.
+            above 0 and below 1 (:class:`~monai_saliency.masks.UntilMasks`). By default all masks are scored.
         budget: the largest number of masks with ``until``, 4000 by default.
         estimator: ``RISEScoring(p1, form)`` by default.
 
@@ -75,6 +76,7 @@ def rise(
     return PerturbationInferer(masks, target, estimator, **settings)
 
 
+@method
 def random_grid(
     num_masks: int | None = None,
     cell_size: float | Sequence[float] | None = None,
@@ -86,7 +88,7 @@ def random_grid(
     until: float | None = None,
     budget: int | None = None,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -122,6 +124,7 @@ def random_grid(
     return PerturbationInferer(masks, target, estimator, **settings)
 
 
+@method
 def focused_rise(
     num_masks: int | None = None,
     p1: float = 0.5,
@@ -129,7 +132,7 @@ def focused_rise(
     until: float | None = None,
     budget: int | None = None,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -169,6 +172,7 @@ def focused_rise(
     return PerturbationInferer(masks, target, estimator or regression, **settings)
 
 
+@method
 def mc_rise(
     num_masks: int = 1000,
     grid_size: int | Sequence[int] = 8,
@@ -177,7 +181,7 @@ def mc_rise(
     more_fills: Sequence[Fill] | float = (1.0,),
     form: str = "centred",
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -192,7 +196,7 @@ def mc_rise(
         more_fills: fills in addition to ``fill``, which is the first one: each a number, one number per channel such as
             ``[[1, 0, 0], [0, 1, 0]]``, or a fill such as ``BlurFill()``.
         form: ``"centred"``, or a published form for comparison: ``"debiased"`` or ``"xaitk"``, of the other sign
-            (:class:`~monai_saliency.MCRISEScoring`).
+            (:class:`~monai_saliency.estimators.MCRISEScoring`).
         estimator: ``MCRISEScoring(p1, form)`` by default.
 
     Example::
@@ -210,6 +214,7 @@ def mc_rise(
     return PerturbationInferer(masks, target, estimator or MCRISEScoring(p1, form), **settings)
 
 
+@method
 def drise(
     num_masks: int | None = None,
     grid_size: int | Sequence[int] = 8,
@@ -219,7 +224,7 @@ def drise(
     until: float | None = None,
     budget: int | None = None,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -233,7 +238,7 @@ def drise(
         grid_size: cells along each axis, one number or one per axis: finer cells, finer maps, more masks needed.
         p1: probability in (0, 1] that a cell is kept.
         seed: of the random masks.
-        form: ``"centred"``, or the published ``"plain"`` for comparison (:class:`~monai_saliency.DRISEScoring`).
+        form: ``"centred"``, or the published ``"plain"`` for comparison (``DRISEScoring``).
         until: stop when the map agrees so well with one of as many other masks, as for :func:`rise`.
         budget: the largest number of masks with ``until``, 4000 by default.
         target: which number is explained, best a :class:`~monai_saliency.DetectionScore`.
@@ -258,6 +263,7 @@ def drise(
     return PerturbationInferer(masks, target, estimator, **settings)
 
 
+@method
 def hsic(
     num_masks: int = 1000,
     grid_size: int | Sequence[int] = 8,
@@ -265,7 +271,7 @@ def hsic(
     regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
     by_label: bool = False,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -293,6 +299,7 @@ def hsic(
     return PerturbationInferer(masks, target, estimator or HSICScoring(), **settings)
 
 
+@method
 def sobol(
     num_designs: int = 32,
     grid_size: int | Sequence[int] | None = None,
@@ -300,7 +307,7 @@ def sobol(
     regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
     by_label: bool = False,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:

@@ -18,13 +18,14 @@ from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 from monai_saliency.masks.until import UntilMasks
+from monai_saliency.methods.arguments import TargetLike, method
 from monai_saliency.methods.random_masks import most_masks
-from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag, sliding_inferer, whole_number
 
 __all__ = ["region_occlusion", "channel_occlusion", "shapley"]
 
 
+@method
 def region_occlusion(
     num_coalitions: int | None = None,
     p1: float = 0.5,
@@ -36,7 +37,7 @@ def region_occlusion(
     budget: int | None = None,
     smooth: float | Sequence[float] = 0,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -91,7 +92,10 @@ def region_occlusion(
     return PerturbationInferer(masks, target, estimator, **settings)
 
 
-def channel_occlusion(*, target: Target, estimator: Estimator | None = None, **settings: Any) -> PerturbationInferer:
+@method
+def channel_occlusion(
+    *, target: TargetLike = None, estimator: Estimator | None = None, **settings: Any
+) -> PerturbationInferer:
     """Occlusion of one whole channel at a time: which modality? One forward each.
 
     Args:
@@ -110,6 +114,7 @@ def channel_occlusion(*, target: Target, estimator: Estimator | None = None, **s
     return region_occlusion(regions=whole_image, per_channel=True, target=target, estimator=estimator, **settings)
 
 
+@method
 def shapley(
     num_coalitions: int | None = None,
     regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
@@ -119,7 +124,7 @@ def shapley(
     per_channel: bool = False,
     interactions: bool = False,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -127,7 +132,7 @@ def shapley(
     orders of adding them to the image.
 
     The values of the regions sum to the score of the image less the score of the fill. All voxels of a region get its
-    value; :func:`~monai_saliency.shapley_values` gives the regions' values. They are exact by default, for at most
+    value; ``shapley_values`` gives the regions' values. They are exact by default, for at most
     14 regions. Under a ``SlidingWindowInferer``, and for a target that is a mean over voxels
     (:class:`~monai_saliency.RegionScore`), only regions that meet in the patches over one voxel count: dozens of organs
     are exact too, from at most as many forwards of a patch as there are sets of the regions in it. Of a mean of the

@@ -23,7 +23,7 @@ from monai_saliency.masks.hierarchical import HierarchicalMasks, RegionHierarchy
 from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, PatchWindowMasks, SlidingWindowMasks
-from monai_saliency.targets import Target
+from monai_saliency.methods.arguments import TargetLike, method
 from monai_saliency.utils.arguments import flag, sliding_inferer
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 
+@method
 def sliding_window(
     window_size: float | Sequence[float] | None = None,
     stride: float | Sequence[float] | None = None,
@@ -45,7 +46,7 @@ def sliding_window(
     per_channel: bool = False,
     smooth: float | Sequence[float] = 0,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -72,6 +73,7 @@ def sliding_window(
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
 
 
+@method
 def multi_scale_window(
     window_size: float | Sequence[float] | None = None,
     levels: int = 3,
@@ -80,7 +82,7 @@ def multi_scale_window(
     per_channel: bool = False,
     smooth: float | Sequence[float] = 0,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -110,11 +112,12 @@ def multi_scale_window(
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
 
 
+@method
 def patch_windows(
     inferer: Inferer,
     divide: int | None = None,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -143,6 +146,7 @@ def patch_windows(
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), inferer=inferer, **settings)
 
 
+@method
 def hierarchical_occlusion(
     window_size: float | Sequence[float] | None = None,
     levels: int = 4,
@@ -151,7 +155,7 @@ def hierarchical_occlusion(
     smooth: float | Sequence[float] = 0,
     regions: str | Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -200,6 +204,7 @@ def hierarchical_occlusion(
     return PerturbationInferer(masks, target, estimator or HierarchicalScoring(), **settings)
 
 
+@method
 def minimal_region(
     share: float = 0.9,
     window_size: float | Sequence[float] | None = None,
@@ -207,14 +212,14 @@ def minimal_region(
     keep: float = 0.08,
     window_unit: str = "voxel",
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
     """The smallest set of windows that keeps the score when all else is hidden: an answer that can be checked.
 
     Windows are ranked as by :func:`hierarchical_occlusion`, then the number of windows that is needed is searched
-    (:class:`~monai_saliency.MinimalMasks`). The map is 1 inside the region and 0 outside; ``explanation.masks.found``
+    (``MinimalMasks``). The map is 1 inside the region and 0 outside; ``explanation.masks.found``
     gives its voxels, and the scores with the region kept and hidden.
 
     Args:
@@ -238,6 +243,7 @@ def minimal_region(
     return PerturbationInferer(masks, target, estimator or MinimalRegionScoring(), **settings)
 
 
+@method
 def sliding_radial(
     radius: float | Sequence[float] | None = None,
     stride: float | Sequence[float] | None = None,
@@ -245,7 +251,7 @@ def sliding_radial(
     window_unit: str = "voxel",
     per_channel: bool = False,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -273,13 +279,14 @@ def sliding_radial(
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
 
 
+@method
 def squared_difference(
     radius: float | Sequence[float] | None = None,
     stride: float | Sequence[float] | None = None,
     sigma: float | Sequence[float] | None = None,
     window_unit: str = "voxel",
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
@@ -308,13 +315,14 @@ def squared_difference(
     return PerturbationInferer(masks, target, estimator or SquaredDifferenceScoring(), **settings)
 
 
+@method
 def sbsm(
     window_size: float | Sequence[float] | None = None,
     stride: float | Sequence[float] | None = None,
     window_unit: str = "voxel",
     smooth: float | Sequence[float] = 0,
     *,
-    target: Target,
+    target: TargetLike = None,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:

@@ -57,7 +57,7 @@ class Infidelity(_SumsAndDrops):
         >>> inferer = ms.sliding_window(1, 1, target=ms.ClassScore([0], "none"))
         >>> network = lambda x: x.flatten(1).sum(1, keepdim=True)  # the score is the sum of the image
         >>> image = torch.tensor([[[[6.0, 0.0], [2.0, 0.0]]]])
-        >>> one_by_one = Infidelity(inferer, network, ms.SlidingWindowMasks(1), normalize=False)
+        >>> one_by_one = Infidelity(inferer, network, ms.masks.SlidingWindowMasks(1), normalize=False)
         >>> one_by_one(image, image).tolist(), one_by_one(image + 1, image).tolist()  # the second is wrong by 1
         ([[0.0]], [[1.0]])
     """

@@ -91,6 +91,14 @@ class AutoTarget(Target):
         ValueError: for another string as ``classes``, and (from ``bind``) when the output has nothing to explain, when
             it may hold probabilities or logits and no setting decides which, or when an activation is for classes and
             the output has another shape, such as ``(B, 1, C)``.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import AutoTarget, Case
+        >>> target = AutoTarget(activation="none").bind(torch.tensor([[0.1, 0.9]]), Case("a", torch.zeros(1, 4, 4)))
+        >>> target.labels, target(torch.tensor([[0.5, 0.5]])).tolist()
+        ([1], [[0.5]])
     """
 
     def __init__(
@@ -175,9 +183,10 @@ class AutoTarget(Target):
         if in_unit_interval(values):
             raise ValueError(
                 f"the network's output {shape(values)}, in [{float(values.min()):.3g}, {float(values.max()):.3g}], may "
-                "hold probabilities or logits, and the bundle's postprocessing does not say which: for the whole "
+                "hold probabilities or logits, and no postprocessing shows which: for the whole "
                 "cohort say activation='none' (--saliency_activation none) where the network ends in a softmax or "
-                f"sigmoid, or activation={found!r} where it gives logits"
+                f"sigmoid, or activation={found!r} where it gives logits; in Python target=ms.AutoTarget(activation="
+                f"'none') or target=ms.AutoTarget(activation={found!r})"
             )
         return found
 

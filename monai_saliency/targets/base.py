@@ -11,6 +11,7 @@ import torch
 
 from monai_saliency.cases import Case
 from monai_saliency.networks.outputs import choices, shape
+from monai_saliency.utils.arguments import written
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import exact_arithmetic
 
@@ -118,6 +119,8 @@ class BoundTarget(ABC):
 
 class Target(ABC):
     """The settings of a target. A subclass implements :meth:`bind`."""
+
+    __repr__ = written
 
     #: whether :attr:`BoundTarget.additive` holds for every case, as is known before one is seen
     is_additive: bool = False

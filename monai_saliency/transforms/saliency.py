@@ -76,8 +76,8 @@ class Saliency(Transform, RandomizableTrait):
             labels: its label map ``(1, *spatial)``, for masks and targets that are made of regions.
             held: the network's other inputs of this image, without a batch axis, by the names that the inferer's
                 ``inputs`` passes them on by.
-            standard_error: whether to compute the second, which costs four to five times the time of rendering the
-                masks, without a forward.
+            standard_error: whether to compute the second, from the scores and without extra forwards, in about five
+                times the time of rendering the masks.
 
         Returns:
             the map as :meth:`__call__` returns it, and its standard error, of the same shape

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,20 +20,24 @@ __all__ = [
     "a_path",
     "callable_network",
     "check_option",
+    "did_you_mean",
     "finite_numbers",
     "flag",
     "indices",
     "instance",
+    "nearest",
     "number",
     "per_axis",
     "positive_numbers",
     "probability",
+    "refuse_unknown",
     "require",
     "sliding_inferer",
     "torch_device",
     "voxels_of_mm",
     "whole_number",
     "whole_numbers",
+    "written",
 ]
 
 
@@ -42,6 +48,26 @@ def require(module: str, extra: str) -> ModuleType:
     except ImportError as error:
         name = module.partition(".")[0]
         raise OptionalImportError(f'{name} is not installed: pip install "monai-saliency[{extra}]"') from error
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one looks like: a letter or two differ. None where no name does."""
+    found = get_close_matches(name, list(known), n=1, cutoff=0.8 if len(name) > 2 else 0.6)
+    return found[0] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about a name: the known name that it looks like, or nothing."""
+    found = nearest(name, known)
+    return "" if found is None else f": did you mean `{found}`?"
+
+
+def refuse_unknown(owner: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse settings that a function does not have, by the nearest that it has."""
+    for name in names:
+        if name not in known:
+            has = did_you_mean(name, known) or f": it has {', '.join(known)}"
+            raise TypeError(f"{owner} has no setting `{name}`{has}")
 
 
 def check_option(name: str, value: Any, options: Collection[str]) -> Any:
@@ -141,6 +167,19 @@ def instance(
         return value
     is_plain = value is None or isinstance(value, (str, bool, int, float))
     raise ValueError(f"`{name}` must be {words}, got {repr(value) if is_plain else f'a {type(value).__name__}'}")
+
+
+def written(value: Any) -> str:
+    """An object as the call that makes it, with its first argument and those that are not the defaults, such as
+    ``RISEMasks(num_masks=9)``: for ``__repr__`` of what keeps its arguments as attributes.
+    """
+    shown: list[str] = []
+    for place, (name, parameter) in enumerate(inspect.signature(type(value)).parameters.items()):
+        found = getattr(value, name, parameter.default)
+        if (place == 0 and found is not None) or repr(found) != repr(parameter.default):
+            text = f"Tensor{tuple(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)
+            shown.append(f"{name}={text if len(text) < 200 else type(found).__name__}")
+    return f"{type(value).__name__}({', '.join(shown)})"
 
 
 def sliding_inferer(inferer: Any) -> SlidingWindowInferer | None:

@@ -78,7 +78,7 @@ class BusyMeter:
         busy = self._busy + sum(end.seconds_since(start) for start, end in self._calls)
         return (
             f"network busy {100 * busy / wall if wall else 0:.1f} % of the {wall:.1f} s between its first and last "
-            f"forward ({self.images} images)"
+            f"forward ({self.images} images, with the predictions, checks and padding)"
         )
 
 

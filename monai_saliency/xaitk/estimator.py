@@ -34,7 +34,7 @@ class ConfidenceScoring(Estimator):
 
         >>> import torch
         >>> from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import OcclusionScoring
-        >>> from monai_saliency import SlidingWindowMasks
+        >>> from monai_saliency.masks import SlidingWindowMasks
         >>> from monai_saliency.xaitk import ConfidenceScoring
         >>> masks = SlidingWindowMasks((1, 2), (1, 2)).bind(torch.zeros(1, 1, 6))
         >>> state = ConfidenceScoring(OcclusionScoring()).start(masks, torch.tensor([5.0]))

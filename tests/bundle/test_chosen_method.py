@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,9 +20,13 @@ from monai.networks.nets import DenseNet
 import monai_saliency as ms
 from monai_saliency import methods
 from monai_saliency.__main__ import main
+from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.chosen_method import ChosenMethod, all_settings, describe, find_method, own_settings
+from monai_saliency.bundle.config import BundleConfig, is_plain
 from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.bundle.overlay import Overlay
 from monai_saliency.errors import root_cause
+from monai_saliency.transforms.writers import writer_settings
 
 TARGET = ms.ClassScore([0], "none")
 OWN = "helpers.own_method.tiles"
@@ -160,10 +165,13 @@ def test_ones_own_method_and_its_setting_as_a_flag(
     same = {"method": "sliding_window", "window_size": 6, "stride": 6}
     run(cohort, tmp_path / "same", checkpoint, **same)
     caplog.clear()
-    run(cohort, tmp_path / "own", checkpoint, method=OWN, edge=6, edges=7)
-    assert "nothing reads window_size, stride, edges: the settings of the method helpers.own_method.tiles are edge" in (
+    run(cohort, tmp_path / "own", checkpoint, method=OWN, edge=6)
+    assert "nothing reads window_size, stride: the settings of the method helpers.own_method.tiles are edge" in (
         caplog.messages
     )
+    with pytest.raises(RuntimeError) as caught:
+        run(cohort, tmp_path / "misspelt", checkpoint, method=OWN, edges=6)
+    assert str(root_cause(caught.value)) == "nothing reads --edges: did you mean --edge?"
     assert voxels(tmp_path / "own") == voxels(tmp_path / "same")
     run(cohort, tmp_path / "default", checkpoint, method=OWN)
     assert voxels(tmp_path / "default") != voxels(tmp_path / "own")
@@ -190,12 +198,59 @@ def test_a_misspelt_flag_is_refused_by_the_right_name(prefix: str, given: str, m
     parser = ConfigParser()
     parser.read_config([BUNDLE / "configs/inference.yaml", *([overlay_path("explain")] if prefix else [])])
     made = "saliency_overlay" if prefix else "chosen_method"
-    parser.update({f"{prefix}note": "of mine", f"{prefix}max_steps": 3, "num_worker" if prefix else "saliency_clas": 1})
+    parser.update({"note": "of mine", "max_steps": 3, "num_worker" if prefix else "note_2": 1})
     parser.get_parsed_content(made)
     parser.update({f"{prefix}{given}": "rise"})
     with pytest.raises(RuntimeError) as caught:
         parser.get_parsed_content(made)
     assert str(root_cause(caught.value)) == f"nothing reads --{prefix}{given}: did you mean --{prefix}{meant}?"
+
+
+@pytest.mark.parametrize("overlay", ["", "explain", "nnunet", "ray"])
+def test_an_id_that_lacks_a_letter_is_refused(overlay: str) -> None:
+    """Every id of our bundle and of the overlays, and every setting of a method; one of two letters is a name, too."""
+    files, prefix = [overlay_path(overlay)] if overlay else [], "saliency_" if overlay == "explain" else ""
+    config = ConfigParser.load_config_files([BUNDLE / "configs/inference.yaml", *files])
+    read = {f"{prefix}{id}" for id in [*all_settings(), *writer_settings(), *(Overlay.ids() if prefix else [])]}
+    ids = {id for id, content in config.items() if is_plain(content)} | read
+    for id in sorted(id for id in ids if id.startswith(prefix)):
+        for place in range(len(prefix), len(id)):
+            bundle = BundleConfig(ConfigParser({**config, (given := id[:place] + id[place + 1 :]): 1}))
+            if given in {*ids, prefix}:
+                continue
+            with pytest.raises(ValueError, match=f"nothing reads --{given}: did you mean --{prefix}"):
+                bundle.refuse_misspelt([name.removeprefix(prefix) for name in read], prefix)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("saliency_note", "ids that begin with saliency_ are settings of this package"),
+        ("num_masks", "did you mean --saliency_num_masks[?]"),
+        ("datset_dir", "did you mean --dataset_dir[?]"),
+    ],
+)
+def test_flags_of_another_bundle(given: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the command line; what its configs hold and nothing reads stays."""
+    parser = ConfigParser({"dataset_dir": "a", "data": "@dataset_dir", "metod": "b", given: 3})
+    parser.update(ConfigParser.load_config_file(overlay_path("explain")))
+    monkeypatch.setattr("sys.argv", ["run", f"--{given}=3"])
+    with pytest.raises(RuntimeError) as caught:
+        parser.get_parsed_content("saliency_overlay")
+    assert re.fullmatch(f"nothing reads --{given}: {meant}", str(root_cause(caught.value)))
+    if not given.startswith("saliency_"):
+        monkeypatch.setattr("sys.argv", ["run"])
+        parser.get_parsed_content("saliency_overlay")
+
+
+def test_a_setting_that_lacks_a_letter_is_refused_in_python() -> None:
+    """And never chooses a method."""
+    for id in ["method", "classes", "picture", *all_settings()]:
+        for given in {id[:place] + id[place + 1 :] for place in range(len(id))} - {""}:
+            with pytest.raises(TypeError, match=f"attach has no setting `{given}`: did you mean `"):
+                AttachSettings.of(**{given: 3})
+    with pytest.raises(TypeError, match="attach has no setting `note`: it has image_key, key"):
+        AttachSettings.of(note=3)
 
 
 def test_defaults_of_the_demo_are_not_named_under_another_method(caplog: pytest.LogCaptureFixture) -> None:

@@ -61,7 +61,8 @@ def test_share_by_hand(waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for images in (1, 16, 3):
         with meter.call(torch.ones(images, 2)):
             pass
-    assert str(meter) == "network busy 60.0 % of the 10.0 s between its first and last forward (20 images)"
+    busy = "network busy 60.0 % of the 10.0 s between its first and last forward"
+    assert str(meter) == f"{busy} (20 images, with the predictions, checks and padding)"
 
 
 def test_the_run_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_what_the_colour_bar_says_of_each_method(method: str) -> None:
     expected = {
         "hierarchical_occlusion": (
             3,
-            "sum of the score's changes, one for each of 3 window sizes (softmax probability of the class)",
+            "score change, summed over 3 window sizes (softmax probability of the class)",
         ),
         "hsic": (0.25, "dependence of the score (HSIC), without sign"),
         "sobol": (1, "share of the score's variance (Sobol)"),

@@ -47,7 +47,7 @@ def rooms() -> dict[str, dict[str, str]]:
     package = importlib.import_module("monai_saliency")
     found = {}
     for each in pkgutil.iter_modules(package.__path__):
-        if each.name not in {"__main__", "version"}:
+        if each.name not in {"__main__", "names", "version"}:
             module = importlib.import_module(f"monai_saliency.{each.name}")
             names = sorted(getattr(module, "__all__", []), key=str.lower)
             found[each.name] = {name: defined(getattr(module, name), f"{module.__name__}.{name}") for name in names}
@@ -71,7 +71,8 @@ def reference() -> dict[str, str]:
             aliases = [f"`{name}`" for name in names if names[name] == path and name != path.rpartition(".")[2]]
             text.append(f"::: {path}\n" + (f"\nAlso called {', '.join(aliases)}.\n" if aliases else ""))
         pages[f"reference/{room}.md"] = "\n".join(text)
-    index = "# Reference\n\n`import monai_saliency as ms` has the names of most rooms; the others are in `ms.ROOM`.\n\n"
+    words = "`import monai_saliency as ms` has methods, targets, fills and inputs by name, and each room as a module"
+    index = f"# Reference\n\n{words}, such as `ms.masks`.\n\n"
     pages["reference/index.md"] = index + "\n".join(
         f"- [{room}]({room}.md)" + (f": {', '.join(f'`{name}`' for name in names)}" if names else "")
         for room, names in rooms().items()

@@ -1,0 +1,47 @@
+"""What all methods share: how their arguments are read, and the call that needs none of them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.targets import Target
+from monai_saliency.targets.auto import AutoTarget
+from monai_saliency.utils.arguments import refuse_unknown
+
+__all__ = ["TargetLike", "as_target", "method"]
+
+#: a target, a class, several classes, or None for what the network predicts; inside of a method it is a target
+TargetLike: TypeAlias = Any
+F = TypeVar("F", bound=Callable[..., PerturbationInferer])
+
+
+def as_target(target: TargetLike) -> Target:
+    """A target as it is; of a class, of several, or of nothing the one that the network's output asks for."""
+    if target is None:
+        return AutoTarget()
+    if isinstance(target, int) or (isinstance(target, (list, tuple)) and target):
+        return AutoTarget(classes=[target] if isinstance(target, int) else target)
+    return target
+
+
+def method(function: F) -> F:
+    """Make a function a method: its ``target`` may be left out, or be a class; a setting that it does not have is
+    refused by the nearest one that it has, and its signature shows the arguments that all methods share by name.
+    """
+    own = inspect.signature(function)
+    kept = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    shared = inspect.signature(PerturbationInferer).parameters.values()
+    more = [each.replace(kind=each.KEYWORD_ONLY) for each in shared if each.name not in {"masks", *own.parameters}]
+    signature = own.replace(parameters=[*kept, *more])
+
+    @functools.wraps(function)
+    def call(*args: Any, target: TargetLike = None, **given: Any) -> PerturbationInferer:
+        refuse_unknown(function.__name__, given, signature.parameters)
+        return function(*args, target=as_target(target), **given)
+
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]

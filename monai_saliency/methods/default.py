@@ -1,0 +1,58 @@
+"""An explanation in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from monai_saliency import methods
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.methods.arguments import TargetLike
+from monai_saliency.utils.arguments import check_option, sliding_inferer
+
+__all__ = ["explain"]
+
+_OF_CALL = ("labels", "spacing", "names", "cases")
+
+
+def explain(
+    network: Callable[..., Any],
+    images: Any,
+    target: TargetLike = None,
+    method: str | Callable[..., PerturbationInferer] | None = None,
+    **settings: Any,
+) -> torch.Tensor:
+    """Saliency maps of a batch of images, in one call.
+
+    Args:
+        network: any callable on such images.
+        images: ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
+        target: which number of the output is explained: a target, a class, or a list of classes; by default what the
+            network predicts (:class:`~monai_saliency.targets.auto.AutoTarget`).
+        method: a function such as ``ms.rise``, or its name. By default :func:`~monai_saliency.focused_rise`, and under
+            a ``SlidingWindowInferer`` :func:`~monai_saliency.hierarchical_occlusion`.
+        settings: of the method, such as ``num_masks`` and ``fill``; and ``labels``, ``spacing``, ``names`` and
+            ``cases``, as for :meth:`~monai_saliency.PerturbationInferer.explain`.
+
+    Returns:
+        ``(B, K, *spatial)``: K maps for each image, one for each explained score, in the score's unit.
+
+    Raises:
+        TypeError: for a setting that the method does not have.
+        ValueError: when the images cannot be explained, with the reason.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> images = torch.ones(1, 1, 8, 8)
+        >>> ms.explain(lambda images: images[:, 0, :2, :2].sum((1, 2)), images, num_masks=40).shape
+        torch.Size([1, 1, 8, 8])
+    """
+    chosen: Any = method or ("hierarchical_occlusion" if sliding_inferer(settings.get("inferer")) else "focused_rise")
+    if isinstance(chosen, str):
+        chosen = check_option("method", chosen, {name: getattr(methods, name) for name in methods.__all__})
+    of_call = {name: settings.pop(name) for name in _OF_CALL if name in settings}
+    return chosen(target=target, **settings)(images, network, **of_call)

@@ -1,0 +1,136 @@
+"""What a user types: names, settings, calls, and the errors of what is nearly right."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import monai_saliency as ms
+from monai_saliency import methods
+from monai_saliency.bundle.chosen_method import describe, own_settings
+from monai_saliency.bundle.method_help import read_methods
+
+IMAGES = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+torch.manual_seed(0)
+NETWORK = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)).eval()
+
+
+def test_names_of_the_package() -> None:
+    """Methods, targets, fills, inputs, what explains, and the rooms; masks and estimators are in their rooms."""
+    names = {*dir(ms)}
+    assert {*methods.__all__, *ms.targets.__all__} - {"Target", "BoundTarget"} <= names
+    typed = "explain attach Saliency Saliencyd SaliencyDataset SaveSaliencyd Ensemble PerturbationInferer DictInput"
+    assert {*typed.split(), "MeanFill", "masks", "estimators", "metrics"} <= names
+    assert not {name for name in names if name.endswith(("Masks", "Scoring"))}
+    assert all(getattr(ms, name) is not None for name in names)
+    with pytest.warns(DeprecationWarning, match=r"RISEMasks is now monai_saliency\.masks\.RISEMasks"):
+        assert ms.RISEMasks is ms.masks.RISEMasks
+
+
+@pytest.mark.parametrize(("name", "meant"), [("focussed_rise", "focused_rise"), ("metric", "metrics"), ("xyzzy", None)])
+def test_a_misspelt_name(name: str, meant: str | None) -> None:
+    end = "" if meant is None else f": did you mean `{meant}`[?]"
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'{end}$"):
+        getattr(ms, name)
+
+
+@pytest.mark.parametrize("name", methods.__all__)
+def test_a_setting_that_lacks_a_letter(name: str) -> None:
+    """The signature has all settings by their names, and each of them is meant by itself without one letter."""
+    method = getattr(methods, name)
+    parameters = inspect.signature(method).parameters
+    assert {"target", "fill", "inferer", "mask_batch_size", "progress", *own_settings(method)} <= parameters.keys()
+    assert "settings" not in parameters
+    for id in parameters:
+        for given in {id[:place] + id[place + 1 :] for place in range(len(id))} - {""}:
+            with pytest.raises(TypeError, match=f"{name} has no setting `{given}`: did you mean `"):
+                method(**{given: 1})
+    with pytest.raises(TypeError, match=f"{name} has no setting `xyzzy`: it has "):
+        method(xyzzy=1)
+
+
+def test_a_target_is_a_class_several_or_what_is_predicted() -> None:
+    def maps(**given: Any) -> torch.Tensor:
+        return ms.rise(20, 2, **given)(IMAGES, NETWORK)
+
+    softmax = {"activation": "softmax"}
+    assert torch.equal(maps(), maps(target=ms.ClassScore("predicted", **softmax)))
+    assert torch.equal(maps(target=2), maps(target=ms.ClassScore([2], **softmax)))
+    assert torch.equal(maps(target=[0, 2]), maps(target=ms.ClassScore([0, 2], **softmax)))
+    assert torch.equal(ms.explain(NETWORK, IMAGES, 2, "rise", num_masks=20, grid_size=2), maps(target=2))
+    assert torch.equal(ms.explain(NETWORK, IMAGES, num_masks=40), ms.focused_rise(40)(IMAGES, NETWORK))
+    with pytest.raises(
+        ValueError, match=r"may hold probabilities or logits.* target=ms\.AutoTarget\(activation='none'\)"
+    ):
+        ms.explain(torch.nn.Sequential(NETWORK, torch.nn.Softmax(1)), IMAGES)
+
+
+def test_what_is_known_of_the_images() -> None:
+    """By short names, or as cases."""
+    labels = (IMAGES > 0.5).long() + 1
+    cases = [ms.Case(name, labels=labels[i], spacing=(1.0, 2.0)) for i, name in enumerate(["a", "b"])]
+    explain = ms.region_occlusion(target=0)
+    expected = explain.explain(IMAGES, NETWORK, cases=cases)
+    for sizes in ((1.0, 2.0), [(1.0, 2.0)] * 2):
+        found = explain.explain(IMAGES, NETWORK, labels=labels, spacing=sizes, names=["a", "b"])
+        assert [each.name for each in found] == ["a", "b"]
+        assert all(torch.equal(one.saliency, two.saliency) for one, two in zip(found, expected, strict=True))
+    assert torch.equal(explain(IMAGES, NETWORK, labels=labels)[1], expected[1].saliency)
+    window = ms.sliding_window(4, window_unit="mm", target=0)
+    assert torch.equal(window(IMAGES, NETWORK, spacing=(1.0, 2.0)), window(IMAGES, NETWORK, cases=cases))
+    with pytest.raises(ValueError, match="`name` must have one entry for each of 2 images, got 1"):
+        explain(IMAGES, NETWORK, names=["a"])
+    with pytest.raises(ValueError, match="give either these or `cases`"):
+        explain(IMAGES, NETWORK, labels=labels, cases=cases)
+
+
+def test_objects_print_what_they_are() -> None:
+    explain = ms.rise(9, fill=ms.MeanFill(), target=ms.ClassScore([1], "softmax"))
+    shown = "masks=RISEMasks(num_masks=9), target=ClassScore(classes=[1], activation='softmax'), estimator=RISEScoring("
+    assert repr(explain).startswith(f"PerturbationInferer({shown}")
+    assert "fill=MeanFill()" in repr(explain)
+    assert repr(ms.ConstantFill(0.0)) == "ConstantFill(value=0.0)"
+
+
+@pytest.mark.parametrize(
+    ("network", "images", "message"),
+    [
+        (
+            torch.nn.Conv3d(1, 2, 3),
+            torch.ones(1, 8, 8, 8),
+            r"\(16, 8, 8, 8\), float32, on cpu.*a batch or a channel axis",
+        ),
+        (torch.nn.Conv2d(1, 2, 3), torch.ones(1, 2, 8, 8), r"its first convolution takes 1 channels: Given groups=1"),
+        (
+            torch.nn.Conv2d(1, 2, 3),
+            torch.ones(1, 1, 8, 8).double(),
+            r"its weights are float32: convert the images: ",
+        ),
+        (torch.nn.Linear(3, 2), torch.ones(1, 1, 8, 8), r"float32, on cpu; it needs \(B, C, \*spatial\): mat1"),
+    ],
+)
+def test_the_first_forward_fails(network: torch.nn.Module, images: torch.Tensor, message: str) -> None:
+    """The error says what the network was given and what is missing, before torch's words; its kind stays."""
+    with pytest.raises(RuntimeError, match=message):
+        ms.rise(20, target=0)(images, network.eval())
+
+
+@pytest.mark.parametrize("words", ["overlay explain", "methods", "--help", "--version", "report --help", "demo --help"])
+def test_a_command_imports_what_it_needs(words: str) -> None:
+    """Nothing that takes a second to import, or that a bare installation lacks."""
+    code = "import sys; import monai_saliency.__main__ as m\ntry: m.main(sys.argv[1:])\nfinally: print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=True)
+    loaded = {*done.stdout.splitlines()[-1].split()}
+    assert "monai_saliency.bundle.configs" in loaded
+    assert not loaded & {"torch", "monai", "numpy", "fire", "ignite", "yaml"}
+
+
+def test_the_help_of_methods_is_read_from_their_source() -> None:
+    assert read_methods() == {name: describe(name) for name in methods.__all__}
+    assert re.match(r"rise: RISE \(Petsiuk", read_methods()["rise"])
