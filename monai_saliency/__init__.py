@@ -40,7 +40,8 @@ def __getattr__(name: str) -> Any:
             warnings.warn(words, DeprecationWarning, stacklevel=2)
             return getattr(module, name)
     meant = import_module(f"{__name__}.utils.arguments").did_you_mean(name, __dir__())
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
+    # With its name given, Python adds no suggestion of its own.
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}", name=name)
 
 
 def __dir__() -> list[str]:
