@@ -52,6 +52,8 @@ def rooms() -> dict[str, dict[str, str]]:
             names = sorted(getattr(module, "__all__", []), key=str.lower)
             found[each.name] = {name: defined(getattr(module, name), f"{module.__name__}.{name}") for name in names}
     found["bundle"] = {"attach": "monai_saliency.bundle.attach.attach"}
+    found["methods"]["explain"] = "monai_saliency.methods.default.explain"
+    found["targets"]["AutoTarget"] = "monai_saliency.targets.auto.AutoTarget"
     return found
 
 
