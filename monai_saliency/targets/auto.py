@@ -183,8 +183,8 @@ class AutoTarget(Target):
         if in_unit_interval(values):
             raise ValueError(
                 f"the network's output {shape(values)}, in [{float(values.min()):.3g}, {float(values.max()):.3g}], may "
-                "hold probabilities or logits, and the bundle's postprocessing does not say which: for the "
-                "whole cohort say activation='none' (--saliency_activation none) where the network ends in a softmax or "
+                "hold probabilities or logits, and the bundle's postprocessing does not say which: for the whole "
+                "cohort say activation='none' (--saliency_activation none) where the network ends in a softmax or "
                 f"sigmoid, or activation={found!r} where it gives logits; in Python target=ms.AutoTarget(activation="
                 f"'none') or target=ms.AutoTarget(activation={found!r})"
             )
