@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
 
 import nibabel as nib
@@ -11,7 +12,7 @@ from monai.transforms import Compose, LoadImaged, ResampleToMatchd
 
 from monai_saliency.cases import Case
 from monai_saliency.data import find_cases
-from monai_saliency.errors import AdviceError, CaseError, as_case_error, root_cause
+from monai_saliency.errors import AdviceError, CaseError, as_case_error, root_cause, show_cause_only
 from monai_saliency.fills import ScanUnitFill
 
 
@@ -44,6 +45,22 @@ def test_an_error_that_says_what_to_do_is_reported_instead_of_its_cause() -> Non
     own.__cause__ = OSError("File name too long")
     assert root_cause(wrapped(own)) is own
     assert as_case_error(wrapped(own), "a", before="not ").problem == "cannot write a.nii: rename the scan"
+
+
+def test_an_uncaught_error_ends_in_its_cause(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a traceback, unless somebody debugs; a cause that is not ours has its kind."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    for debug in (False, True):
+        show_cause_only(debug)
+        for cause, last in ((ValueError("why"), "error: why"), (KeyError("image"), "error: KeyError: 'image'")):
+            error = wrapped(cause)
+            sys.excepthook(type(error), error, error.__traceback__)
+            shown = capsys.readouterr().err
+            assert shown.splitlines()[-1] == last
+            assert (shown.count("Traceback") == 2) == debug
+            assert ("--debug" in shown) == (not debug and isinstance(cause, KeyError))
 
 
 def test_a_listing_that_cannot_be_read_says_what_to_do_last(tmp_path: Path) -> None:

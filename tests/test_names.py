@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.paths import BUNDLE
 
 import monai_saliency as ms
 from monai_saliency import methods
+from monai_saliency.__main__ import main
 from monai_saliency.bundle.chosen_method import describe, own_settings
 from monai_saliency.bundle.method_help import read_methods
 
@@ -129,6 +131,17 @@ def test_a_command_imports_what_it_needs(words: str) -> None:
     loaded = {*done.stdout.splitlines()[-1].split()}
     assert "monai_saliency.bundle.configs" in loaded
     assert not loaded & {"torch", "monai", "numpy", "fire", "ignite", "yaml"}
+
+
+def test_the_demo_runs_our_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With flags of the bundle, and its status."""
+    called: list[list[str]] = []
+    monkeypatch.setattr("subprocess.call", lambda words: called.append(words) or 3)
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--output_dir", "out", "--", "--method", "rise"])
+    assert ended.value.code == 3
+    assert called[0][1:6] == ["-m", "monai.bundle", "run", "--bundle_root", str(BUNDLE)]
+    assert called[0][-6:] == ["--output_dir", "out", "--demo_dir", "out/scans", "--method", "rise"]
 
 
 def test_the_help_of_methods_is_read_from_their_source() -> None:
