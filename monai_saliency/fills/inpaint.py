@@ -34,10 +34,12 @@ class InpaintFill(CaseFill):
     then each channel's mean, with noise. Remembered patches cannot be used, so each mask runs whole images.
 
     Args:
-        noise: how much noise, as a multiple of the local standard deviation, 0 or more.
+        noise: how much noise, as a multiple of the local standard deviation, 0 or more. The deviation around a voxel
+            holds edges too: in FLAIR slices of three patients a small classifier found fills with 0.5 less often than
+            with 1, and nearly always without noise.
         seed: of the noise, which is one field for all masks of a case.
-        steps: solver steps; each leaves about a third of the error. With 6 it is at most about 1e-3 of the image's
-            range, where it is largest; with 10 about 1e-5.
+        steps: solver steps; each leaves about a quarter of the error. On small images 6 steps leave at most 1e-4 of a
+            smooth scan's range, and 4e-4 of pure noise.
 
     Raises:
         ValueError: for settings out of range, and from :meth:`bind` for an image with NaN or infinite voxels.
@@ -52,7 +54,7 @@ class InpaintFill(CaseFill):
         [[[[3.0, 3.0, 5.0, 7.0, 9.0]]]]
     """
 
-    def __init__(self, noise: float = 1.0, seed: int = 0, steps: int = 6) -> None:
+    def __init__(self, noise: float = 0.5, seed: int = 0, steps: int = 6) -> None:
         self.noise = number("noise", noise, 0)
         self.seed = whole_number("seed", seed, 0)
         self.steps = whole_number("steps", steps, 1)

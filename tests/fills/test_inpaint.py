@@ -87,7 +87,7 @@ def test_noise_of_the_scans_own_local_deviation() -> None:
         added = (found[noise] - found[0.0])[0, 0, 24:72, part]
         assert float(added.std()) == pytest.approx(expected, rel=0.1)
     assert torch.equal(found[1.0][mask == 1], image[None][mask == 1])
-    again = [ms.InpaintFill(seed=seed).bind(case).of(image[None], mask) for seed in (0, 1)]
+    again = [ms.InpaintFill(1.0, seed).bind(case).of(image[None], mask) for seed in (0, 1)]
     assert torch.equal(again[0], found[1.0])
     assert not torch.equal(again[1], found[1.0])
 
