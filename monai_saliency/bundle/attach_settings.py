@@ -44,10 +44,13 @@ class AttachSettings:
         output: the part of the network's output that is explained.
         classes: of the automatic target.
         activation: of the automatic target.
+        scale: of the automatic target: ``"auto"`` explains the log-odds of a saturated probability.
+        against: of the automatic target: a class that the others are explained against.
         method: the name of a function of :mod:`monai_saliency.methods`, the dotted path of your own function, or
             ``"auto"``: windows that are refined where they matter, on the patch grid where the evaluator cuts patches;
             elsewhere with random masks there (:class:`~monai_saliency.bundle.chosen_method.MethodChoice`).
-        fill: what hides a voxel: a number, or a fill.
+        fill: what hides a voxel: a number, a fill or its name, or ``"auto"``: chosen on the first three cases
+            (:func:`~monai_saliency.inferers.choose_fill`).
         fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
         mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large. ``"auto"``
             decides by the size of the image.
@@ -89,8 +92,10 @@ class AttachSettings:
     output: str | int | Sequence[str | int] | None = None
     classes: Sequence[int] | str = "predicted"
     activation: str | None = None
+    scale: str = "auto"
+    against: int | None = None
     method: str | Callable[..., PerturbationInferer] = AUTO
-    fill: float | Callable[[torch.Tensor], torch.Tensor] = 0.0
+    fill: float | str | Callable[[torch.Tensor], torch.Tensor] = "auto"
     fill_unit: str = "network"
     mask_batch_size: int | str | None = None
     amp: str | bool | None = False
@@ -117,9 +122,10 @@ class AttachSettings:
     def __post_init__(self) -> None:
         if isinstance(self.target, str) and self.target != "auto":
             raise ValueError(f"`{self.prefix}target` must be 'auto' or a target, got {self.target!r}")
-        if not isinstance(self.target, str) and (self.classes, self.activation) != ("predicted", None):
-            words = f"`{self.prefix}classes` and `{self.prefix}activation` are for the target 'auto'"
-            raise ValueError(f"{words}: give them to {type(self.target).__name__} itself")
+        of_auto = self.classes, self.activation, self.scale, self.against
+        if not isinstance(self.target, str) and of_auto != ("predicted", None, "auto", None):
+            names = ", ".join(f"`{self.prefix}{name}`" for name in ("classes", "activation", "scale", "against"))
+            raise ValueError(f"{names} are for the target 'auto': give them to {type(self.target).__name__} itself")
         # The scan's own unit needs the preprocessing, which is known at the first case.
         fill_in_unit(self.fill, self.fill_unit, Compose(), id=f"{self.prefix}fill")
         settings = dict(self.others)
@@ -147,7 +153,8 @@ class AttachSettings:
         """
         target, output = self.target, self.output
         if isinstance(target, str):
-            target = AutoTarget(read_postprocessing(postprocessing), self.classes, self.activation, self.output)
+            readings = read_postprocessing(postprocessing)
+            target = AutoTarget(readings, self.classes, self.activation, self.output, self.scale, self.against)
             output = None
         own = own_inferer(evaluator)
         method = self.choice.choose(own, image)

@@ -17,9 +17,11 @@ from monai_saliency.bundle.placement import Placement, input_file
 from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
+from monai_saliency.fills.auto import AutoFill
 from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
 from monai_saliency.handlers.summary import Summary, warn_of_others
+from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
 from monai_saliency.networks.outputs import rows
@@ -168,6 +170,8 @@ class AttachedHandler(SaliencyHandler):
             settings.fill, settings.fill_unit, placement.transform, self.image_key, f"{settings.prefix}fill"
         )
         self._explains = chosen.replace(fill=fill)
+        if isinstance(fill, AutoFill):
+            self._explains = chosen.replace(fill=self._chosen_fill(call, key is not None))
         self.is_started = self._is_opened = True
         found = "the network's input is not an entry of the batch" if key is None else f"image {key!r}"
         print(
@@ -178,6 +182,16 @@ class AttachedHandler(SaliencyHandler):
             f"{self.folder}",
             flush=True,
         )
+
+    def _chosen_fill(self, call: Call, is_known: bool) -> Any:
+        """The fill of the cohort. Where its first cases cannot be run without the evaluator, since the network's input
+        is not known or it takes further inputs, the first candidate.
+        """
+        inputs = ListInput() if call.is_list else TensorInput()
+        inferer = self._explains.replace(inputs=inputs, inferer=Replay.of(self._own, call.of([0])))
+        alone = is_known and not (call.args or call.kwargs)
+        cases = self.first_cases(call.images[0], self.settings.label_key) if alone else ()
+        return choose_fill(inferer, self.explainer.network, cases).fill
 
     def _image_key(self, items: list[dict[Any, Any]], images: Sequence[torch.Tensor]) -> Any:
         """The key of the network's input; None if no entry of the batch is it."""

@@ -25,7 +25,10 @@ __all__ = ["HOW", "MACHINERY", "WHAT", "folder_name", "from_environment", "setti
 _PAIR = re.compile(r"[A-Za-z_]\w*=")
 
 # Ids that are also environment variables of the job script, in capitals, besides the settings of methods.
-HOW = ("fill", "fill_unit", "classes", "activation", "mask_batch_size", "amp", "channels_last", "compile", "network_id")
+HOW = (
+    *("fill", "fill_unit", "classes", "activation", "scale", "against"),
+    *("mask_batch_size", "amp", "channels_last", "compile", "network_id"),
+)
 WHAT = ("dataset_dir", "section", "checkpoint", "pixdim", "spatial_dims", "spatial_size", "channels", "batch_size")
 # Those that change no map, and so do not name the folder.
 MACHINERY = (

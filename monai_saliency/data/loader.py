@@ -121,7 +121,8 @@ class CohortLoader:
         batch_size = whole_number("batch_size", batch_size, 1)
         if not isinstance(getattr(dataset, "data", None), Sequence):
             instance("dataset", dataset, (), "a dataset of cases such as CachedDataset(find_cases(folder), transform)")
-        self.dataset = dataset
+        #: the dataset of the whole cohort, also where this loader takes some of its cases
+        self.cohort = self.dataset = dataset
         self.failures = instance("failures", failures, Failures, "Failures(path)", none=True)
         self.batch_size = batch_size
         self.num_workers = whole_number("num_workers", num_workers, 0)

@@ -9,6 +9,7 @@ image's device. It is called for each batch of masks. Called as a function, such
 where everything is hidden.
 """
 
+from monai_saliency.fills.auto import AutoFill
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
@@ -17,5 +18,5 @@ from monai_saliency.fills.inpaint import InpaintFill
 from monai_saliency.fills.mirror import MirrorFill
 from monai_saliency.fills.named import fill_in_unit
 
-__all__ = ["BlurFill", "CaseFill", "ConstantFill", "DonorFill", "InpaintFill", "MeanFill", "MirrorFill", "ScanUnitFill"]
-__all__ += ["fill_in_unit"]
+__all__ = ["AutoFill", "BlurFill", "CaseFill", "ConstantFill", "DonorFill", "InpaintFill", "MeanFill", "MirrorFill"]
+__all__ += ["ScanUnitFill", "fill_in_unit"]

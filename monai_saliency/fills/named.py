@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from monai_saliency.fills.auto import AutoFill
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
@@ -15,7 +16,13 @@ from monai_saliency.utils.arguments import check_option
 
 __all__ = ["fill_in_unit"]
 
-_WORDS: dict[str, Any] = {"blur": BlurFill, "inpaint": InpaintFill, "mean": MeanFill, "mirror": MirrorFill}
+_WORDS: dict[str, Any] = {
+    "auto": AutoFill,
+    "blur": BlurFill,
+    "inpaint": InpaintFill,
+    "mean": MeanFill,
+    "mirror": MirrorFill,
+}
 _DONOR = "donor:"
 
 
@@ -30,7 +37,8 @@ def fill_in_unit(
 
     Args:
         fill: a number, or one per channel; a word, ``"mean"``, ``"blur"``, ``"inpaint"`` or ``"mirror"``, for a fill
-            with its default settings; ``"donor:<file>"`` for another scan; or a fill, which is returned unchanged.
+            with its default settings, or ``"auto"`` for one that is chosen for the cohort; ``"donor:<file>"`` for
+            another scan; or a fill, which is returned unchanged.
         unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own units (such as
             HU).
         transform: the preprocessing, needed for ``"scan"``; a donor goes through it too.

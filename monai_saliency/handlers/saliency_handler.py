@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,11 +19,13 @@ from monai.utils import CommonKeys
 
 from monai_saliency.cases import Case, affine_in_mm, check_inversion, image_affine, image_file, image_spacing
 from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
+from monai_saliency.fills.auto import AutoFill
 from monai_saliency.handlers.summary import Summary, described, figures, note_settings, scan_mark, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.progress import Progress
 from monai_saliency.networks.identity import network_fingerprint
@@ -33,7 +35,7 @@ from monai_saliency.storage.files import scan_name
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
-from monai_saliency.targets.base import label_name
+from monai_saliency.targets.base import Quantity, label_name
 from monai_saliency.utils.arguments import instance, require
 from monai_saliency.utils.tensors import plain, to_host
 from monai_saliency.utils.timing import Timestamp, stage
@@ -45,6 +47,9 @@ __all__ = ["Batch", "SaliencyHandler", "predictions_of"]
 
 Events = require("ignite.engine", extra="bundle").Events
 logger = logging.getLogger(__name__)
+
+#: the most cases to try, to choose the fill of a cohort
+_FIRST = 10
 
 
 class _Background:
@@ -225,9 +230,25 @@ class SaliencyHandler:
         """The batches to explain after one iteration of the evaluator."""
         output: Any = engine.state.output
         images, items = output[self.image_key], decollate_batch(engine.state.batch)
+        if isinstance(self.inferer.fill, AutoFill):
+            chosen = choose_fill(self.inferer, self.explainer.network, self.first_cases(images))
+            self.inferer = self.explainer.inferer = chosen
         for i, item in enumerate(items):
             item.setdefault("case", scan_name(images, i))
         yield Batch(images, items, predictions=self._predictions(engine, len(items)))
+
+    def first_cases(self, like: torch.Tensor, label_key: Any = None) -> Iterator[tuple[torch.Tensor, Case]]:
+        """The first cases of the cohort, whichever of them this process explains, each as an image ``(1, C, *spatial)``
+        on the device and in the precision of another one. Cases that cannot be loaded are left out.
+        """
+        dataset: Any = getattr(self._loader, "cohort", getattr(self._loader, "dataset", None))
+        for index in range(min(_FIRST, len(dataset)) if isinstance(dataset, Sized) else 0):
+            try:
+                item = {"case": str(index), **dataset[index]}
+                item.setdefault(self.label_key, item.get(label_key))
+                yield plain(item[self.image_key])[None].to(like), self._case_of(item, None)
+            except Exception as error:
+                logger.info("case %d of the cohort is left out in the choice of the fill: %s", index, error)
 
     def _predictions(self, engine: Engine, count: int) -> Sequence[Any] | None:
         """The evaluator's output for each image; None if its network is a different one or unknown."""
@@ -401,7 +422,7 @@ def _on_host(
     found = {key: to_host(value) if isinstance(value, torch.Tensor) else value for key, value in found.items()}
     own: dict[str, Any] = {
         name: None if (value := getattr(explanation, name)) is None else to_host(value)
-        for name in ("scores", "reference_scores", "noise")
+        for name in ("scores", "reference_scores", "hidden_scores", "noise")
     }
     return found, replace(explanation, saliency=found[saliency_key], disagreement=found.get("disagreement"), **own)
 
@@ -416,6 +437,14 @@ def _title(explanation: Explanation) -> str:
     predicted = f"predicted {described['prediction']}" if "prediction" in described else ""
     if "probability" in described:
         predicted += f" ({described['probability']:.3f})"
-    scores = zip(explanation.target.labels, explanation.reference_scores.tolist(), strict=True)
-    explained = ", ".join(f"{label_name(label)} scores {score:.3f}" for label, score in scores)
-    return f"{explanation.name}\n{predicted}{', ' * bool(predicted)}explained: {explained}"
+    target, scores = explanation.target, explanation.reference_scores.tolist()
+    each = zip(target.labels, target.quantities(), scores, strict=True)
+    explained = ", ".join(f"{label_name(label)} scores {_figure(quantity, score)}" for label, quantity, score in each)
+    problem = f"\n{explanation.fill_problem}" if explanation.fill_problem else ""
+    return f"{explanation.name}\n{predicted}{', ' * bool(predicted)}explained: {explained}{problem}"
+
+
+def _figure(quantity: Quantity, score: float) -> str:
+    """The score of a title; of a saturated probability with its log-odds."""
+    reported = f"{quantity.reported(score):.3f}"
+    return f"{reported} (log-odds {score:.2f})" if quantity.unit == "log-odds" else reported

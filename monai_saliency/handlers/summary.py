@@ -66,13 +66,18 @@ def summarize(
             none.
 
     Returns:
-        dictionaries with the keys of :data:`COLUMNS`. Positions are in scanner mm. ``noise`` is ``""`` where it is not
-        known, and ``peak_in_label`` without a label, or with one that is empty or cannot be read.
+        dictionaries with the keys of :data:`COLUMNS`. Positions are in scanner mm. ``score`` is a probability where the
+        map is of its log-odds; ``quantity`` and ``unit`` are of the map. ``noise`` and ``fill_leaves`` are ``""`` where
+        they are not known, and ``peak_in_label`` without a label, or with one that is empty or cannot be read.
     """
     rows = []
-    quantity, noise, count = explanation.target.quantity(), explanation.noise, len(explanation.explained)
-    chances = [""] * count if noise is None else noise.repeat_interleave(count // len(noise)).tolist()
-    for (label_index, channel, score), saliency, chance in zip(explanation.explained, maps, chances, strict=True):
+    count = len(explanation.explained)
+    chances, leaves = (
+        [""] * count if each is None else each.repeat_interleave(count // len(each)).tolist()
+        for each in (explanation.noise, explanation.fill_leaves)
+    )
+    each = zip(explanation.explained, explanation.quantities, maps, chances, leaves, strict=True)
+    for (label_index, channel, score), quantity, saliency, chance, left in each:
         peak = peak_voxel(saliency)
         # The voxels of a 2D scan have z = 0 in its affine.
         mm = (affine @ [*peak, *[0] * (3 - len(peak)), 1])[:3]
@@ -83,7 +88,7 @@ def summarize(
                 "probability": "",
                 "class": label_index,
                 "channel": "" if channel is None else channel,
-                "score": score,
+                "score": float(quantity.reported(score)),
                 "quantity": quantity.words,
                 "unit": quantity.unit,
                 **dict(zip(("peak_x_mm", "peak_y_mm", "peak_z_mm"), mm.round(2).tolist(), strict=True)),
@@ -91,6 +96,7 @@ def summarize(
                 "lowest_saliency": float(np.nanmin(saliency)),
                 "noise": chance,
                 "peak_in_label": _in_label(case, mm, label, image),
+                "fill_leaves": left if isinstance(left, str) else round(left, 4),
                 "forwards": explanation.num_forwards,
                 "predictions": round(explanation.num_forwards / explanation.per_prediction, 3),
                 "stopped": explanation.stopped,
@@ -125,7 +131,8 @@ def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, floa
 
     Returns:
         ``cases``, ``failures``; the sums ``forwards`` and ``seconds``; where there are such rows, the means
-        ``mean_score``, ``mean_peak_saliency`` and ``peak_in_label`` in [0, 1], and the count ``maps_of_noise``.
+        ``mean_score``, ``mean_peak_saliency`` (of maps in one unit) and ``peak_in_label`` in [0, 1], and the count
+        ``maps_of_noise``.
     """
     # All rows of a case have the same forwards and seconds.
     by_case = {row["case"]: row for row in rows}
@@ -137,6 +144,8 @@ def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, floa
         "mean_peak_saliency": [float(row["peak_saliency"]) for row in rows],
         "peak_in_label": [str(row["peak_in_label"]) == "True" for row in rows if str(row["peak_in_label"])],
     }
+    if len({row.get("unit") for row in rows}) > 1:  # probabilities and log-odds have no mean
+        del means["mean_peak_saliency"]
     found |= {name: float(np.mean(values)) for name, values in means.items() if values}
     noise = sum(map(is_noise, rows))
     return found | ({"maps_of_noise": noise} if noise else {})

@@ -24,13 +24,18 @@ from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.tensors import finite_between, plain
 from monai_saliency.utils.timing import stage
 
-__all__ = ["CaseState", "sampled"]
+__all__ = ["HIDDEN", "CaseState", "sampled"]
 
 logger = logging.getLogger(__name__)
 
+#: the row with the whole image replaced by the fill
+HIDDEN = -1
+
 
 class CaseState:
-    """One case on its way through the loop. Row 0 is the unperturbed image, row i + 1 the i-th mask that is scored."""
+    """One case on its way through the loop. Row 0 is the unperturbed image, row i + 1 the i-th mask that is scored.
+    The row :data:`HIDDEN` has everything hidden; it belongs to no round.
+    """
 
     target: BoundTarget
     state: ScoreState
@@ -56,6 +61,7 @@ class CaseState:
         self.made_by: Mapping[str, str | None] = {}
         self.rounding = 0.0
         self.values: Sequence[torch.Tensor] = ()  # some of the network's output of the unperturbed image
+        self.hidden_scores: torch.Tensor | None = None  # (K,), with everything hidden
         self.forwards_here = 0
         self.forwards_elsewhere = 0
         self.per_prediction = 1
@@ -96,8 +102,8 @@ class CaseState:
         if len(held):
             out[:, len(image) :] = held
             out = out[:, : len(image)]
-        if start == 0:
-            out[0] = image
+        if start <= 0:
+            out[0] = fill if start == HIDDEN else image
             start, out = 1, out[1:]
         if start < stop:
             ids = self.masks_of(start, stop)
@@ -252,8 +258,13 @@ class CaseState:
                 per_prediction=self.per_prediction,
                 estimator=self.state.estimator,
                 stopped=stopped,
+                hidden_scores=self.hidden_scores,
             )
-            return of_members(explanation, self.rounding)
+            explanation = of_members(explanation, self.rounding)
+            if problem := explanation.fill_problem:
+                logger.warning("case %s: %s", self.case.name, problem)
+                return replace(explanation, stopped="; ".join(filter(None, [stopped, problem])))
+            return explanation
 
 
 def sampled(output: Any) -> list[torch.Tensor]:

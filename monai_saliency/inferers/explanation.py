@@ -11,10 +11,13 @@ import torch
 
 from monai_saliency.estimators.base import Estimator, of_each_score, own_rows
 from monai_saliency.masks.base import BoundMasks, Id
-from monai_saliency.targets.base import BoundTarget
+from monai_saliency.targets.base import BoundTarget, Quantity, label_name
 from monai_saliency.utils.timing import stage
 
-__all__ = ["Explanation", "of_members"]
+__all__ = ["FILL_LEAVES", "Explanation", "of_members", "share_left"]
+
+#: a fill that leaves a larger share of what a score can move by is none
+FILL_LEAVES = 0.5
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,14 @@ class Explanation:
         num_forwards: what went through the network for this case. Images: the masks and the unperturbed image, less
             the masks whose scores were stored; or patches of images, where their outputs are remembered
             (:mod:`monai_saliency.inferers.patches`). Not counted is what is run to check that the rows of a batch are
-            independent (:mod:`monai_saliency.inferers.row_check`).
+            independent (:mod:`monai_saliency.inferers.row_check`), and the image with everything hidden.
         per_prediction: how many forwards one prediction of the image is: 1, or its number of patches.
         noise: ``(K,)``, how large a value of each map can be by chance, see
             :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.
         estimator: what made the map of the scores.
-        stopped: why no further masks were scored, in words; empty where all masks are one round.
+        stopped: why no further masks were scored, in words, and :attr:`fill_problem`; empty where there is neither.
+        hidden_scores: ``(K,)``, with the whole image replaced by the fill; None for methods that make their maps
+            themselves.
         disagreement: of the map's shape and unit, at least 0: the standard deviation between the maps of the members of
             an :class:`~monai_saliency.networks.Ensemble` (of a sample, divided by k - 1). Then the map and the scores
             are the members' means. None for a single network.
@@ -69,6 +74,7 @@ class Explanation:
     stopped: str = ""
     disagreement: torch.Tensor | None = None
     members: tuple[torch.Tensor, torch.Tensor] | None = None
+    hidden_scores: torch.Tensor | None = None
 
     @cached_property
     def standard_error(self) -> torch.Tensor | None:
@@ -81,6 +87,33 @@ class Explanation:
         with torch.no_grad(), stage("standard error"):
             found = of_each_score(self.estimator.standard_error, self.masks, self.ids, *self._with_masks_of_their_own)
             return None if found is None else found.unflatten(0, (-1, len(self.explained))).mean(dim=0)
+
+    @cached_property
+    def fill_leaves(self) -> torch.Tensor | None:
+        """The share ``(K,)`` of each score that is left when the fill hides everything, in [0, 1], float64 on the CPU.
+
+        It is 1 less the change of the score by hiding everything, divided by how far the score can move: to the score
+        of an image that shows nothing (:meth:`~monai_saliency.targets.base.BoundTarget.uninformed`), or by the largest
+        change of any mask where that score is not known. Above one half the fill is none for this score, and its map
+        means little.
+        """
+        if self.hidden_scores is None:
+            return None
+        changed = (self.scores - self.reference_scores).abs()
+        by_masks = torch.where(self.asked(), changed.cpu(), 0.0).amax(dim=0)
+        return share_left(self.target, self.reference_scores, self.hidden_scores, by_masks)
+
+    @property
+    def fill_problem(self) -> str:
+        """In words, how much the fill leaves of each score, where this is more than half; else empty."""
+        leaves = [] if self.fill_leaves is None else self.fill_leaves.tolist()
+        each = zip(self.target.labels, leaves, strict=False)
+        if not (found := [f"{share:.0%} of {label_name(label)}" for label, share in each if share > FILL_LEAVES]):
+            return ""
+        return (
+            f"with everything hidden {', '.join(found)} is left, so the map means little: try another fill (auto, "
+            "mean, blur or a number). No fill hides the absence of something"
+        )
 
     @property
     def _with_masks_of_their_own(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,6 +151,23 @@ class Explanation:
         scores = zip(self.target.labels, self.reference_scores.tolist(), strict=True)
         return [(label, channel, score) for label, score in scores for channel in channels]
 
+    @property
+    def quantities(self) -> list[Quantity]:
+        """What the score of each map is, and its unit, in the order of :attr:`explained`."""
+        return [each for each in self.target.quantities() for _ in range(self.masks.channels or 1)]
+
+
+def share_left(target: BoundTarget, before: torch.Tensor, hidden: torch.Tensor, changed: torch.Tensor) -> torch.Tensor:
+    """The share of what scores ``(K,)`` can move by that is left when everything is hidden, ``(..., K)`` in float64:
+    see :attr:`Explanation.fill_leaves`; ``changed`` is their largest change.
+    """
+    before, hidden, changed = (each.double().cpu() for each in (before, hidden, changed))
+    nothing = torch.tensor(target.uninformed(), dtype=torch.float64)
+    can_move = torch.where(nothing.isnan(), changed, (before - nothing).abs())
+    moved = (before - hidden).abs()
+    can_move = can_move.maximum(moved)
+    return torch.where(can_move > 0, 1 - moved / can_move, 1.0)
+
 
 def of_members(explanation: Explanation, rounding: float) -> Explanation:
     """The explanation of an ensemble, from one that has the maps and scores of its members one after another; the
@@ -130,12 +180,14 @@ def of_members(explanation: Explanation, rounding: float) -> Explanation:
         values.unflatten(axis, (bound.members, -1))
         for values, axis in ((explanation.saliency, 0), (explanation.scores, 1), (explanation.reference_scores, 0))
     )
+    hidden = explanation.hidden_scores
     mean = replace(
         explanation,
         saliency=maps.mean(dim=0),
         disagreement=maps.std(dim=0),
         scores=scores.mean(dim=1),
         reference_scores=references.mean(dim=0),
+        hidden_scores=None if hidden is None else hidden.unflatten(0, (bound.members, -1)).mean(dim=0),
         target=bound.bound_to_mean,
         members=(explanation.scores, explanation.reference_scores),
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from monai.data.utils import compute_importance_map
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
 
-from monai_saliency.inferers.case_state import CaseState, sampled
+from monai_saliency.inferers.case_state import HIDDEN, CaseState, sampled
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.nnunet import NNUNetInferer
 from monai_saliency.inferers.patch_case import PatchCase, cancels
@@ -229,12 +230,26 @@ class RememberedPatches(Scoring):
             state.per_prediction = self.num_patches
             state.forwards_here += self.num_patches
             cases.append(PatchCase(state, sums, self.weight_sum, volume, self.grid, index * self.num_patches))
+            self._hide_everything(index, list(cases[index].trims), volume)
         for slot in whole:
             case, patch = divmod(slot, self.num_patches)
             output = whole.pop(slot)
             if patch in cases[case].trims:
                 self.memory.put(slot, cases[case].trim(patch, output))
         return cases
+
+    def _hide_everything(self, index: int, patches: Sequence[int], volume: torch.Tensor) -> None:
+        """Score a case with everything hidden, by the patches that the target reads: by one where all are alike."""
+        state = self.states[index]
+        # One number for all voxels of a channel, which is expanded: its values are not read, nor waited for.
+        steps = zip(state.fill.shape[1:], state.fill.stride()[1:], strict=True)
+        alike = not any(stride for size, stride in steps if size > 1)
+        run, sums = patches[:1] if alike else patches, torch.zeros_like(volume[0])
+        parts = [run[first : first + self.batch_size] for first in range(0, len(run), self.batch_size)]
+        outputs = chain.from_iterable(self._forward([(index, HIDDEN, patch) for patch in part]) for part in parts)
+        for patch, output in zip(patches, repeat(next(outputs)) if alike and run else outputs, strict=False):
+            sums[everywhere(self.grid.boxes[patch])] += output.to(self.device)
+        state.hidden_scores = state.target((sums / self.weight_sum)[None])[0].clone()
 
     def _sums(self, keep: OutputMemory) -> Iterator[torch.Tensor]:
         """The weighted sums ``(C, *spatial)`` of all patches of each unperturbed image; their outputs are kept."""

@@ -137,9 +137,10 @@ class RowCheck:
             return True
         first, second = one.scores, other.scores.to(one.scores)
         gaps, sizes = (first - second).abs(), torch.maximum(first.abs(), second.abs())
-        if target.quantity().unit != "probability":
-            largest = [float(each.abs().nan_to_num(0, 0, 0).max()) for each in other.values if each.numel()]
-            sizes = sizes.clamp(min=min(1.0, max(largest, default=0.0)))
+        largest = [float(each.abs().nan_to_num(0, 0, 0).max()) for each in other.values if each.numel()]
+        least = min(1.0, max(largest, default=0.0))
+        floors = [0.0 if each.unit == "probability" else least for each in target.quantities()]
+        sizes = torch.maximum(sizes, sizes.new_tensor(floors))
         same = (gaps <= times * self.tolerance(gaps.dtype) * sizes) | (gaps <= _SHOWN * spread)
         return not bool((same | (first.isnan() & second.isnan())).all())
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from monai_saliency.errors import CaseError
-from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.case_state import HIDDEN, CaseState
 from monai_saliency.inferers.forward import Cancelled, Forward, has_no_mode
 from monai_saliency.inferers.rounds import Plan, Rows, Scoring
 from monai_saliency.inferers.row_check import RowCheck, RowsDepend, Seen, run_alone
@@ -67,7 +67,7 @@ class WholeImages(Scoring):
 
     def _check(self, index: int, offset: int, stop: int) -> None:
         """Run two rows of a case alone, of which those below ``stop`` stand at ``offset`` of the batch: the unperturbed
-        image, and the perturbed one that changed most.
+        image, and the perturbed one that changed most. The image with everything hidden is run too.
         """
         self._checked.append(index)
         state, check = self.states[index], self.check
@@ -76,6 +76,9 @@ class WholeImages(Scoring):
         if check.words and stop > 1:
             changed = state.most_changed(stop)
             self._alone.append((index, changed, self._run_alone(index, self._perturbed(index, offset, changed))))
+        hidden = self._unperturbed(index)
+        state.perturb(HIDDEN, HIDDEN + 1, out=hidden)
+        state.hidden_scores = self._run_alone(index, hidden).scores
 
     def _compare(self) -> None:
         """Compare what rows gave alone with what they gave in their batch."""

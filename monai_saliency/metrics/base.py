@@ -15,6 +15,7 @@ from monai.utils import MetricReduction
 from monai_saliency.cases import Case
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.masks.base import BoundMasks, Id, Masks
+from monai_saliency.targets.base import Quantity
 from monai_saliency.utils.arguments import callable_network, check_option, flag
 from monai_saliency.utils.monai_private import BatchMetric
 from monai_saliency.utils.tensors import check_labels, plain
@@ -127,12 +128,15 @@ class OneMap(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Scores ``(N,)`` of perturbed images of one case, for one map, and the score of the unperturbed image."""
+    """Scores ``(N,)`` of perturbed images of one case, for one map, the score of the unperturbed image, and what these
+    are.
+    """
 
     masks: BoundMasks
     ids: Sequence[Id]
     scores: torch.Tensor
     reference: torch.Tensor
+    quantity: Quantity
 
 
 class NetworkMetric(SaliencyMetric):
@@ -206,4 +210,4 @@ class NetworkMetric(SaliencyMetric):
                 "the maps of this target, or a target of one value"
             )
         k = one.number if len(reference) > 1 else 0
-        return Scored(state.masks, state.state.ids, scores[:, k], reference[k])
+        return Scored(state.masks, state.state.ids, scores[:, k], reference[k], state.target.quantities()[k])

@@ -23,7 +23,7 @@ class PerturbationCurve:
 
     Attributes:
         fractions: ``(n,)``, the true share of voxels that are deleted or inserted, from 0 to 1, ascending.
-        scores: ``(n,)``, in the score's unit.
+        scores: ``(n,)``, in the score's unit; the probability also where the target explains its log-odds.
 
     Example::
 
@@ -73,7 +73,7 @@ class _Curve(NetworkMetric):
         found = self.score(one, OrderMasks(one.saliency, self.steps, self.keep, regions))
         masks: Any = found.masks  # BoundOrderMasks
         hidden = torch.tensor(masks.hidden_fractions, dtype=torch.float64)
-        scores, reference = found.scores.cpu(), found.reference[None].cpu()
+        scores, reference = (found.quantity.reported(each).cpu() for each in (found.scores, found.reference[None]))
         if self.keep:
             return PerturbationCurve(torch.cat([1 - hidden, hidden.new_ones(1)]), torch.cat([scores, reference]))
         return PerturbationCurve(torch.cat([hidden.new_zeros(1), hidden]), torch.cat([reference, scores]))

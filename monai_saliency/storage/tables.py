@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 SUMMARY_COLUMNS = (
     *("case", "prediction", "probability", "class", "channel", "score", "quantity", "unit"),
     *("peak_x_mm", "peak_y_mm", "peak_z_mm", "peak_saliency", "lowest_saliency", "noise", "peak_in_label"),
-    *("forwards", "predictions", "stopped", "seconds", "settings", "scan"),
+    *("fill_leaves", "forwards", "predictions", "stopped", "seconds", "settings", "scan"),
 )
 
 _MAPS = ("random", "intensity", "edges", "blurred")

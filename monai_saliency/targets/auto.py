@@ -25,8 +25,9 @@ from monai_saliency.targets import (
 from monai_saliency.targets.base import ACTIVATIONS, Quantity, in_unit_interval
 from monai_saliency.targets.postprocessing import Reading
 from monai_saliency.targets.regions import Labels
+from monai_saliency.targets.scale import SCALES
 from monai_saliency.targets.segmentation import PredictedRegionScore
-from monai_saliency.utils.arguments import check_option, indices
+from monai_saliency.utils.arguments import check_option, indices, whole_number
 
 __all__ = ["AutoTarget", "Choice", "finds_nothing"]
 
@@ -67,7 +68,8 @@ class AutoTarget(Target):
 
     What a score means (a probability or the network's own number, one class of several or several at once) is the same
     for all cases of a cohort: it follows from these settings, the postprocessing and the output's shape, never from the
-    values of a case. In this order:
+    values of a case. Only ``scale`` looks at a case: a saturated probability is explained by its log-odds. In this
+    order:
 
     1. ``activation``, where it is given. With ``"none"`` scores are the network's own numbers.
     2. The activation of the postprocessing.
@@ -86,6 +88,9 @@ class AutoTarget(Target):
             one see above.
         output: the part of the output to explain: a key, an index, or several from the outside in. By default it is
             found automatically.
+        scale: ``"auto"``, ``"probability"`` or ``"log_odds"``, the scale of the probability of a class or in a region
+            (:class:`~monai_saliency.ClassScore`).
+        against: the index of a class B, to explain why the network chooses a class A and not B.
 
     Raises:
         ValueError: for another string as ``classes``, and (from ``bind``) when the output has nothing to explain, when
@@ -107,6 +112,8 @@ class AutoTarget(Target):
         classes: Sequence[int] | str = "predicted",
         activation: str | None = None,
         output: str | int | Sequence[str | int] | None = None,
+        scale: str = "auto",
+        against: int | None = None,
     ) -> None:
         if isinstance(classes, str) and classes not in ("predicted", "all"):
             raise ValueError(f"`classes` must be a list of indices, 'predicted' or 'all', got {classes!r}")
@@ -114,16 +121,20 @@ class AutoTarget(Target):
         self.classes = classes if isinstance(classes, str) else indices("classes", classes, "'predicted' or 'all'")
         self.activation = None if activation is None else check_option("activation", activation, list(ACTIVATIONS))
         self.output = (output,) if isinstance(output, (str, int)) else None if output is None else tuple(output)
+        self.scale = check_option("scale", scale, SCALES)
+        self.against = None if against is None else whole_number("against", against, 0)
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         choice = self.choose(reference_output, case)
+        if self.against is not None and not isinstance(choice.target, ClassScore):
+            raise ValueError(f"`against` is for classes of the whole image, and this is {choice.words}: leave it out")
         part = read(reference_output, choice.path)
         bound = choice.target.bind(part, case)
         is_softmax = getattr(choice.target, "activation", None) == "softmax"
-        if is_softmax and bool((bound(part) > 1 - 1e-6).all()):
+        if self.scale == "probability" and is_softmax and bool((bound(part) > 1 - 1e-6).all()):
             logger.warning(
                 "case %s: the explained probability is 1 to six digits, so its map shows only what changes it by more; "
-                "to explain logits instead, say activation='none' (--saliency_activation none) for the whole cohort",
+                "scale='auto' (--saliency_scale auto) explains its log-odds instead",
                 case.name,
             )
         # The chosen target holds labels as large as the output, which are bound by now.
@@ -199,7 +210,9 @@ class AutoTarget(Target):
         what = named[classes] if isinstance(classes, str) else f"class {', '.join(map(str, classes))}"
         if values.shape[1] == 1:
             what = "prediction 1, the network's one output"
-        return ClassScore(classes, activation), f"classification into {values.shape[1]}: {{name}} of {what}"
+        what += f" against class {self.against}" * (self.against is not None)
+        target = ClassScore(classes, activation, self.scale, self.against)
+        return target, f"classification into {values.shape[1]}: {{name}} of {what}"
 
     def _segmentation(self, values: torch.Tensor, activation: str, labels: Labels) -> tuple[Target, str]:
         """The target of channels, in the voxels that have their label."""
@@ -210,20 +223,21 @@ class AutoTarget(Target):
             channels = list(range(count))
         if not isinstance(channels, str):
             # Channels that the user chose may have no predicted voxel.
-            return RegionScore(channels, activation, "all"), f"{what} of channel {_listed(channels)} in the image"
+            target = RegionScore(channels, activation, "all", scale=self.scale)
+            return target, f"{what} of channel {_listed(channels)} in the image"
         found = labels.channels(count)
         if not found:
             first = int(labels.background)
             means = values[0, first:].flatten(1).mean(dim=1)
             best = first + int(means.argmax())
             return (
-                RegionScore(best, activation, "all"),
+                RegionScore(best, activation, "all", scale=self.scale),
                 f"{what} of channel {best} in the whole image, since no voxel is predicted as any channel",
             )
         left = f", the largest of {len(found)}" if len(found) > _MAX_MAPS else ""
         found = sorted(found[:_MAX_MAPS])
         words = f"{what} of channel {_listed(found)} in its predicted region{left}"
-        return PredictedRegionScore(found, activation, lambda _: labels), words
+        return PredictedRegionScore(found, activation, lambda _: labels, self.scale), words
 
     def _check_numbers(self, values: torch.Tensor, reading: Reading, where: str) -> None:
         """Refuse numbers that somebody takes for classes: in another shape these would be explained."""
@@ -280,6 +294,12 @@ class _BoundChoice(BoundTarget):
 
     def quantity(self) -> Quantity:
         return self.bound.quantity()
+
+    def quantities(self) -> list[Quantity]:
+        return self.bound.quantities()
+
+    def uninformed(self) -> list[float]:
+        return self.bound.uninformed()
 
 
 def _first(output: Any) -> tuple[Any, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -55,6 +56,11 @@ class Quantity(NamedTuple):
     def span(self) -> float | None:
         """How far apart two scores can be; None where the unit does not say so, as for logits and predicted values."""
         return _SPANS.get(self.unit)
+
+    def reported(self, scores: Any) -> torch.Tensor:
+        """Scores as tables report them: of log-odds the probability."""
+        scores = torch.as_tensor(scores, dtype=torch.float64)
+        return scores.sigmoid() if self.unit == "log-odds" else scores
 
 
 def quantity_after(activation: str) -> Quantity:
@@ -115,6 +121,16 @@ class BoundTarget(ABC):
         numbers.
         """
         return Quantity(f"score of {type(self).__name__.removeprefix('_')}", "")
+
+    def quantities(self) -> list[Quantity]:
+        """What each of the K scores is: :meth:`quantity`, or its log-odds where the unperturbed score is saturated."""
+        return [self.quantity()] * len(self.labels)
+
+    def uninformed(self) -> list[float]:
+        """Each of the K scores of an image that shows nothing: chance for the probability of a class, 0 for an overlap
+        and for the probability in a region; NaN where that is not known, as for logits and predicted values.
+        """
+        return [0.0 if each.unit == "0 to 1" else math.nan for each in self.quantities()]
 
 
 class Target(ABC):
@@ -178,6 +194,12 @@ class _BoundMemberTarget(BoundTarget):
 
     def quantity(self) -> Quantity:
         return self.bound_to_mean.quantity()
+
+    def quantities(self) -> list[Quantity]:
+        return self.bound_to_mean.quantities() * self.members
+
+    def uninformed(self) -> list[float]:
+        return self.bound_to_mean.uninformed() * self.members
 
 
 def in_unit_interval(values: torch.Tensor) -> bool:

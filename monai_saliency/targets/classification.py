@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,8 +23,8 @@ from monai_saliency.targets.base import (
     sums_to_one,
     to_float,
 )
-from monai_saliency.utils.arguments import check_option, indices
-from monai_saliency.utils.tensors import columns
+from monai_saliency.targets.scale import SCALES, in_log_odds, log_odds_of, log_probabilities
+from monai_saliency.utils.arguments import check_option, indices, whole_number
 
 __all__ = ["ClassScore"]
 
@@ -43,10 +44,17 @@ class ClassScore(Target):
         activation: turns the output into scores: ``"softmax"``, ``"sigmoid"``, or ``"none"`` if the network ends with
             an activation, or to explain logits. It is never guessed. A warning is given when it is applied to values
             that look like probabilities.
+        scale: the scale of a probability. ``"auto"`` explains its log-odds (natural logarithm) where the
+            unperturbed image's probability is above 0.99 or below 0.01, since a map of a saturated probability is
+            almost empty; each class by itself. ``"probability"`` and ``"log_odds"`` explain these for every image.
+            Log-odds are computed from the logits. With ``activation="none"`` an output that sums to 1 over the
+            classes holds probabilities, which are clamped by one rounding of their type.
+        against: the index of a class B, to explain why the network chooses a class A and not B, by the difference of
+            their scores. In log-odds that is the difference of the two logits. None explains each class alone.
 
     Raises:
         ValueError: for other settings, and (from ``bind``) when the output is not ``(B, classes)``, has NaN or infinite
-            values, or has no such class.
+            values, or has no such class, or when a class would be explained against itself.
 
     Example::
 
@@ -58,7 +66,9 @@ class ClassScore(Target):
         ([1], [[0.25]])
     """
 
-    def __init__(self, classes: Sequence[int] | int | str, activation: str) -> None:
+    def __init__(
+        self, classes: Sequence[int] | int | str, activation: str, scale: str = "auto", against: int | None = None
+    ) -> None:
         activation = check_option("activation", activation, list(ACTIVATIONS))
         if isinstance(classes, str):
             if classes not in ("predicted", "positive", "all"):
@@ -69,6 +79,8 @@ class ClassScore(Target):
             classes = indices("classes", classes, "'predicted', 'positive' or 'all'")
         self.classes: list[int] | str = classes
         self.activation = activation
+        self.scale = check_option("scale", scale, SCALES)
+        self.against = None if against is None else whole_number("against", against, 0)
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         output = check_tensor(reference_output, case, "ClassScore")
@@ -81,7 +93,15 @@ class ClassScore(Target):
         check_activation(output, self.activation, case)
         # A copy: the output may live in a buffer that the next batch overwrites.
         scores = ACTIVATIONS[self.activation](output)[0].clone()
-        return _BoundClassScore(self._classes(scores), self.activation, scores)
+        classes = self._classes(scores)
+        if self.against is not None:
+            check_indices([self.against], len(scores), "against", "class")
+            if self.against in classes:
+                raise ValueError(
+                    f"class {self.against} cannot be explained against itself: choose other `classes`, or `against`"
+                )
+        log_odds = in_log_odds(self.scale, scores[classes], _are_probabilities(scores, self.activation), case)
+        return _BoundClassScore(classes, self.activation, scores, log_odds, self.against)
 
     def _classes(self, scores: torch.Tensor) -> list[int]:
         if not isinstance(self.classes, str):
@@ -105,16 +125,43 @@ class ClassScore(Target):
         return positive
 
 
-class _BoundClassScore(BoundTarget):
-    labels: list[int]
+def _are_probabilities(scores: torch.Tensor, activation: str) -> bool:
+    """Whether the scores ``(classes,)`` of an image are probabilities, which without an activation several tell."""
+    return activation != "none" or (len(scores) > 1 and in_unit_interval(scores) and sums_to_one(scores[None]))
 
-    def __init__(self, classes: list[int], activation: str, reference: torch.Tensor) -> None:
-        self.labels = classes
+
+class _BoundClassScore(BoundTarget):
+    def __init__(
+        self,
+        classes: list[int],
+        activation: str,
+        reference: torch.Tensor,
+        log_odds: Sequence[bool],
+        against: int | None = None,
+    ) -> None:
+        self.classes = classes
+        self.labels = classes if against is None else [f"class {each} against class {against}" for each in classes]
         self.activation = activation
         self.reference = reference
+        self.log_odds = log_odds
+        self.against = against
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        return columns(ACTIVATIONS[self.activation](to_float(output)), self.labels)
+        values = to_float(output)
+        scores = ACTIVATIONS[self.activation](values)
+        each = zip(self.classes, self.log_odds, strict=True)
+        return torch.stack([self._logits(values, c) if in_log else self._score(scores, c) for c, in_log in each], dim=1)
+
+    def _score(self, scores: torch.Tensor, each: int) -> torch.Tensor:
+        return scores[:, each] if self.against is None else scores[:, each] - scores[:, self.against]
+
+    def _logits(self, values: torch.Tensor, each: int) -> torch.Tensor:
+        """The log-odds of a class, or the difference of two classes' logits."""
+        own, rest = log_probabilities(values, self.activation, each)
+        if self.against is None:
+            return own - rest
+        other, other_rest = log_probabilities(values, self.activation, self.against)
+        return own - rest - (other - other_rest) if self.activation == "sigmoid" else own - other
 
     def describe(self) -> dict[str, Any]:
         score = float(self.reference.max())
@@ -124,11 +171,27 @@ class _BoundClassScore(BoundTarget):
             # A logit or a probability: between 0 and one half they disagree.
             return {} if 0 < score <= 0.5 else {"prediction": int(score > 0)}
         # Without an activation the scores may be logits: only their order is known.
-        probable = self.activation != "none" or (in_unit_interval(self.reference) and sums_to_one(self.reference[None]))
+        probable = _are_probabilities(self.reference, self.activation)
         return {"prediction": int(self.reference.argmax())} | ({"probability": score} if probable else {})
 
     def quantity(self) -> Quantity:
         found = quantity_after(self.activation)
+        if self.against is not None:
+            unit = "-1 to 1" if found.unit == "probability" else found.unit
+            return Quantity(f"difference of the {found.words} of two classes", unit)
         # Of a single output channel 0 is explained, and its high scores are the prediction 1.
         which = "the class" if len(self.reference) > 1 else "prediction 1, the network's one output"
         return found._replace(words=f"{found.words} of {which}")
+
+    def quantities(self) -> list[Quantity]:
+        plain = self.quantity()
+        logits = Quantity("difference of the logits of two classes", "logits")
+        logits = log_odds_of(plain, self.activation) if self.against is None else logits
+        return [logits if in_log else plain for in_log in self.log_odds]
+
+    def uninformed(self) -> list[float]:
+        if self.activation == "none" and not any(self.log_odds):
+            return super().uninformed()
+        chance = 0.5 if self.activation == "sigmoid" else 1 / len(self.reference)
+        in_log = math.log(chance / (1 - chance))
+        return [0.0 if self.against is not None else in_log if each else chance for each in self.log_odds]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from monai_saliency.targets.regions import (
     label_region,
     predicted_labels,
 )
+from monai_saliency.targets.scale import SCALES, in_log_odds, log_odds_of, log_probabilities
 from monai_saliency.utils.arguments import check_option, indices, number, whole_number
 from monai_saliency.utils.boxes import Box, everywhere
 
@@ -85,14 +87,14 @@ class _SegmentationTarget(Target):
                     + (", or use region='all'" if "all" in self.regions else "")
                 )
             parts += self._parts(channel, region)
-        return self._bound(parts, output, where)
+        return self._bound(parts, output, where, case)
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
         """The values that are explained for a channel and its region, bool ``(*spatial)``."""
         return [_Part(channel, channel, slice(None) if bool(region.all()) else region.flatten().nonzero().flatten())]
 
     @abstractmethod
-    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str) -> BoundTarget:
+    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str, case: Case) -> BoundTarget:
         """The bound target of the explained values, with the words for their regions."""
 
     def _channels(self, output: torch.Tensor) -> Sequence[int]:
@@ -146,6 +148,9 @@ class RegionScore(_SegmentationTarget):
             channel's index; for a network with one channel, all values but 0.
         components: explain each connected component of the region separately, the largest first, at most this many.
             None explains the region as a whole.
+        scale: ``"probability"``: the mean probability, which is a sum over voxels, as exact Shapley values of many
+            organs need it. ``"log_odds"``: the log-odds of the mean probability. ``"auto"``: the log-odds where the
+            unperturbed mean is above 0.99 or below 0.01 (:class:`ClassScore`); each region by itself.
 
     Raises:
         ValueError: for other settings, and (from ``bind``) when the output is not a segmentation or has NaN or infinite
@@ -162,7 +167,6 @@ class RegionScore(_SegmentationTarget):
     """
 
     regions = ("predicted", "label", "false_positive", "all")
-    is_additive = True
 
     def __init__(
         self,
@@ -172,9 +176,12 @@ class RegionScore(_SegmentationTarget):
         *,
         label_values: Sequence[int | Sequence[int]] | None = None,
         components: int | None = None,
+        scale: str = "probability",
     ) -> None:
         super().__init__(channel, activation, region, label_values)
-        self.is_linear = self.activation == "none"
+        self.scale = check_option("scale", scale, SCALES)
+        self.is_additive = self.scale == "probability" or (self.scale == "auto" and self.activation == "none")
+        self.is_linear = self.is_additive and self.activation == "none"
         self.components = None if components is None else whole_number("components", components, 1)
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
@@ -187,9 +194,12 @@ class RegionScore(_SegmentationTarget):
             for part in super(RegionScore, self)._parts(channel, each)
         ]
 
-    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str) -> BoundTarget:
+    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str, case: Case) -> BoundTarget:
         where = where if self.components is None else f"a component of {where}"
-        return _BoundRegionScore(parts, self.activation, output, where)
+        bound = _BoundRegionScore(parts, self.activation, output, where)
+        bound.log_odds = in_log_odds(self.scale, bound(output)[0], self.activation != "none", case)
+        bound.additive = not any(bound.log_odds)
+        return bound
 
 
 class PredictedRegionScore(RegionScore):
@@ -197,8 +207,14 @@ class PredictedRegionScore(RegionScore):
     bundle's postprocessing.
     """
 
-    def __init__(self, channel: int | Sequence[int], activation: str, labels: Callable[[torch.Tensor], Labels]) -> None:
-        super().__init__(channel, activation)
+    def __init__(
+        self,
+        channel: int | Sequence[int],
+        activation: str,
+        labels: Callable[[torch.Tensor], Labels],
+        scale: str = "probability",
+    ) -> None:
+        super().__init__(channel, activation, scale=scale)
         self.labels = labels
 
     def _region(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
@@ -230,18 +246,31 @@ class _BoundRegionScore(_BoundRegions):
         super().__init__(parts, activation, reference, where)
         # A softmax reads all channels; the other activations read only the explained ones.
         self.channels_read = None if activation == "softmax" else sorted(set(self.channels))
+        self.log_odds = [False] * len(self.channels)
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         flat = to_float(output).flatten(2)
         scores = []
-        for channel, voxels in zip(self.channels, self.voxels, strict=True):
+        for channel, voxels, in_log in zip(self.channels, self.voxels, self.log_odds, strict=True):
             # The activation is applied inside the region only: a softmax of the whole volume would copy it.
-            scores.append(ACTIVATIONS[self.activation](flat[:, :, voxels])[:, channel].mean(dim=1))
+            inside = flat[:, :, voxels]
+            if in_log:  # of the means of the probability and of its complement, whose counts cancel
+                own, rest = log_probabilities(inside, self.activation, channel)
+                scores.append(own.logsumexp(dim=1) - rest.logsumexp(dim=1))
+            else:
+                scores.append(ACTIVATIONS[self.activation](inside)[:, channel].mean(dim=1))
         return torch.stack(scores, dim=1)
 
     def quantity(self) -> Quantity:
         found = quantity_after(self.activation)
         return found._replace(words=f"mean {found.words} in {self.where}")
+
+    def quantities(self) -> list[Quantity]:
+        plain = self.quantity()
+        return [log_odds_of(plain, self.activation) if in_log else plain for in_log in self.log_odds]
+
+    def uninformed(self) -> list[float]:
+        return [0.0 if each.unit == "probability" else math.nan for each in self.quantities()]
 
     def reach(self) -> torch.Tensor | None:
         return None if any(isinstance(each, slice) for each in self.voxels) else self.regions.any(dim=0)
@@ -298,7 +327,7 @@ class DiceScore(_SegmentationTarget):
         super().__init__(channel, activation, region, label_values)
         self.smooth = number("smooth", smooth, 0)
 
-    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str) -> BoundTarget:
+    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str, case: Case) -> BoundTarget:
         return _BoundDiceScore(parts, self.activation, output, where, self.smooth)
 
 

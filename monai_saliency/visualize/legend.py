@@ -104,13 +104,13 @@ class Legend:
         adds up, so that all cases of a cohort have one scale. Else, as for logits, it is the largest score of the case
         and its perturbed images, rounded up; give ``scale`` to draw a cohort of such scores on one.
         """
-        quantity = explanation.target.quantity()
         estimator = explanation.estimator
         meaning = Meaning() if estimator is None else estimator.meaning(explanation.masks)
-        words = f"{meaning.words} ({quantity.words})" if meaning.in_score_unit else meaning.words
-        in_unit, is_known = meaning.in_score_unit, quantity.span is not None
+        in_unit = meaning.in_score_unit
         found = []
-        for change, size, noise in zip(*_figures(explanation), strict=True):
+        for quantity, change, size, noise in zip(explanation.quantities, *_figures(explanation), strict=True):
+            words = f"{meaning.words} ({quantity.words})" if in_unit else meaning.words
+            is_known = quantity.span is not None
             span = quantity.span or size
             own = meaning.largest * (1.0 if not in_unit else span if is_known else rounded_up(span))
             note = "on this scan's own scale" if in_unit and not is_known and scale is None else ""

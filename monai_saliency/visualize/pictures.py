@@ -126,7 +126,7 @@ def plot_saliency(
         has_error = standard_error is not None
         bar = _bar(figure, drawn, axes[row].tolist(), legend, maps[row], legend.floor(has_error))
         small = legend.small_print(has_error, label is not None and bool(np.any(label)))
-        bar.set_label(_wrapped([labels[row] if labels else legend.words, *small], 58), fontsize=8, parse_math=False)
+        bar.set_label(_wrapped([labels[row] if labels else legend.words, *small], 54), fontsize=8, parse_math=False)
     return figure
 
 

@@ -335,12 +335,12 @@ class Counted(Brightness):
 
 
 def test_saturated_probability_gets_the_flag_to_give_and_no_other_meaning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One case's probability is 1 whatever is hidden, the other's is not: both are asked for one thing."""
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=90000 - 89800 * i) for i in range(2)]
     with pytest.raises(SystemExit, match="1 case without a map"):
-        Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle(scans, Hundredths()))
+        Overlay(tmp_path / "maps", num_masks=5, scale="probability").explain(small_bundle(scans, Hundredths()))
     (row,) = rows_of(tmp_path / "maps" / "failures.csv")
     assert row["case"] == "0"
     assert "try --saliency_activation none" in row["error"]
@@ -350,6 +350,14 @@ def test_saturated_probability_gets_the_flag_to_give_and_no_other_meaning(
     assert float(row["noise"]) > 0
     Overlay(tmp_path / "logits", num_masks=5, activation="none").explain(small_bundle(scans, Hundredths()))
     assert {row["unit"] for row in rows_of(tmp_path / "logits" / "summary.csv")} == {"network output"}
+    Overlay(tmp_path / "auto", num_masks=5).explain(small_bundle(scans, Hundredths()))
+    saturated, other = rows_of(tmp_path / "auto" / "summary.csv")
+    assert (saturated["unit"], saturated["score"], other["unit"]) == ("log-odds", "1.0", "probability")
+    assert saturated["quantity"] == "log-odds of the softmax probability of the class"
+    assert abs(float(saturated["peak_saliency"])) > 1
+    assert "fill auto: 0 is taken, since hiding everything leaves 0 " in capsys.readouterr().err
+    assert "ConstantFill" in (tmp_path / "auto" / "summary.settings.json").read_text()
+    assert float(saturated["fill_leaves"]) < 0.01
 
 
 class Hundredths(torch.nn.Module):

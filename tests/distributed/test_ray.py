@@ -77,7 +77,7 @@ def test_maps_of_the_plain_run(
 def test_an_actor_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     """Every case is done once; at most two batches are lost besides those that vouch for stored scores."""
     write_scans(tmp_path, 5)
-    monai.bundle.run(**settings(tmp_path, "plain"))
+    monai.bundle.run(**settings(tmp_path, "plain", fill=0.0))
     killed = []
 
     def kill() -> None:
@@ -100,15 +100,16 @@ def test_an_actor_that_is_killed_loses_nothing(tmp_path: Path) -> None:
 
     killer = threading.Thread(target=kill)
     killer.start()
-    monai.bundle.run(**shared(tmp_path, "out", 0.1, saliency_max_workers=2))
+    monai.bundle.run(**shared(tmp_path, "out", 0.1, saliency_max_workers=2, fill=0.0))
     killer.join()
     assert len(killed) == 1
     assert voxels(tmp_path / "out") == voxels(tmp_path / "plain")
     assert cases(tmp_path / "out") == cases(tmp_path / "plain")
     assert not list((tmp_path / "out").rglob(".tmp*"))
-    # Every visit to a case is three forwards of one image, which check rows, and one batch that vouches for its scores.
+    # Every visit to a case is four forwards of one image, three to check rows and one with everything hidden, and one
+    # batch that vouches for its scores.
     sizes = (tmp_path / "out.log").read_text().split()
-    visits = -(-sizes.count("1") // 3)
+    visits = -(-sizes.count("1") // 4)
     assert 5 < visits <= 5 + 2
     assert sizes.count(str(BATCH)) - visits <= 5 * (BATCHES - 1) + 2
 

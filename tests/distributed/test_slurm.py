@@ -215,12 +215,12 @@ def cases(folder: Path) -> list[str]:
 def test_shared_cohort(slurm: Slurm, cohort: Callable[[int], Path], options: tuple[str, ...]) -> None:
     """5 cases over 3 tasks of an array, or over 2 processes of one job: each case once."""
     root = cohort(5)
-    slurm.wait(slurm.submit(*options, **job(root, "out"), OUTPUT_DIR=root / "out"))
-    assert voxels(root / "out") == plain(root)
+    slurm.wait(slurm.submit(*options, **job(root, "out"), OUTPUT_DIR=root / "out", FILL=0.0))
+    assert voxels(root / "out") == plain(root, fill=0.0)
     assert cases(root / "out") == [f"s{i}" for i in range(5)]
     assert forwards(root, "out") == 5 * BATCHES
-    # The prediction, the row that changed most alone, and the unperturbed image at the end.
-    assert (root / "out.log").read_text().split().count("1") == 5 * 3
+    # The prediction, the row that changed most alone, everything hidden, and the unperturbed image at the end.
+    assert (root / "out.log").read_text().split().count("1") == 5 * 4
 
 
 @pytest.mark.slow
@@ -233,7 +233,7 @@ def test_stopped_and_resumed(
     if way == "preempted" and "urgent" not in partitions:
         pytest.skip("no partition `urgent`, as that of .ci/slurm, preempts jobs here")
     root = cohort(3)
-    given = job(root, "out", 0.2) | {"OUTPUT_DIR": root / "out"}
+    given = job(root, "out", 0.2) | {"OUTPUT_DIR": root / "out", "FILL": 0.0}
     number = slurm.submit("--ntasks=2", **given)
     for kill in range(kills):
         before = forwards(root, "out")
@@ -253,11 +253,11 @@ def test_stopped_and_resumed(
     said = slurm.said(number)
     assert f"start {kills + 1}: " in said
     assert ("was preempted, and goes on later" in said) == (way == "preempted")
-    assert voxels(root / "out") == plain(root)
+    assert voxels(root / "out") == plain(root, fill=0.0)
     assert cases(root / "out") == ["s0", "s1", "s2"]
-    # A visit that ends a case is three forwards of one image, a stopped one two at most; each has its first batch.
+    # A visit that ends a case is four forwards of one image, a stopped one three at most; each has its first batch.
     sizes = (root / "out.log").read_text().split()
-    visits = 3 - (3 * 3 - sizes.count("1")) // 2
+    visits = 3 - (3 * 4 - sizes.count("1")) // 3
     lost = sizes.count(str(BATCH)) - visits - 3 * (BATCHES - 1)
     # Two processes are stopped at once.
     assert lost <= 2 * 2 * kills

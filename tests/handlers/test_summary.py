@@ -75,6 +75,7 @@ class TestSummarize:
             "lowest_saliency": float(maps[0].min()),
             "noise": "",
             "peak_in_label": "",
+            "fill_leaves": "",
             "forwards": 6,
             "predictions": 6.0,
             "stopped": "",

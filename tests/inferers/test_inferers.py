@@ -132,7 +132,8 @@ class TestWhatTheNetworkSees:
         network = Recorder(Classifier().eval())
         rise(20, 3, target=LOGIT, mask_batch_size=mask_batch_size)(images(count, 1, 9, 8), network)
         assert {batch.shape for batch in network.batches} == {(min(mask_batch_size, 21 * count), 1, 9, 8)}
-        again = int(mask_batch_size == 1)  # at the end of the call: no row is left over for it
+        # Once at the end of the call, and of each image with everything hidden.
+        again = (1 + count) * int(mask_batch_size == 1)
         assert len(network.batches) == math.ceil(21 * count / mask_batch_size) + again
 
     def test_masks_of_several_images_share_a_batch(self) -> None:
@@ -211,7 +212,7 @@ class TestNetworkIsLeftAsItWas:
         grad_modes = []
         network.register_forward_hook(lambda *_: grad_modes.append(torch.is_grad_enabled()))
         maps = rise(5, 3, target=LOGIT)(inputs, network)
-        assert grad_modes == [False] * 3  # the image alone, the batch, and an image of it alone
+        assert grad_modes == [False] * 4  # the image alone, the batch, an image of it alone, and everything hidden
         assert not maps.requires_grad
         assert inputs.grad is None
         assert all(p.grad is None and p.requires_grad for p in network.parameters())

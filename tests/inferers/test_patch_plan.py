@@ -49,8 +49,8 @@ class TestCounted:
         explain = PerturbationInferer(masks, RegionScore(1, "softmax", region), OcclusionScoring(), inferer=inferer)
         (explanation,) = explain.explain(image, network, cases=[Case("x", labels=labels)])
         expected = closed_form(masks.bind(image[0], labels=labels), inferer, region)
-        # In batches of one, an unperturbed patch is looked at again at the end.
-        assert network.rows - 1 == explanation.num_forwards == expected
+        # In batches of one, an unperturbed patch is looked at again at the end, and one patch has everything hidden.
+        assert network.rows - 2 == explanation.num_forwards == expected
 
     def test_a_clinical_ct(self) -> None:
         """512 x 512 x 300, 96^3 patches, overlap 0.25, windows and strides of 32: at least 45 times fewer."""
@@ -78,7 +78,7 @@ class TestCounted:
             4, 4, target=RegionScore(1, "softmax", region), inferer=SlidingWindowInferer((8, 8), overlap=0)
         )
         (explanation,) = explain.explain(image, network)
-        assert network.rows == 9 + 4 + 1  # an unperturbed patch again at the end
+        assert network.rows == 9 + 4 + 2  # a patch with everything hidden, and an unperturbed one again at the end
         unchanged = (explanation.scores == explanation.reference_scores).all(dim=1).reshape(6, 6)
         assert int(unchanged.sum()) == 32
 
@@ -92,7 +92,8 @@ class TestCounted:
         assert [e.num_forwards for e in explanations] == [each.forwards] * 3
         reference, rest = 3 * each.patches, 3 * (each.forwards - each.patches)
         # Alone: of each image an unperturbed and a perturbed patch, and an unperturbed one at the end.
-        assert sorted(network.calls) == [1] * 7 + [7] * (math.ceil(reference / 7) + math.ceil(rest / 7))
+        # In a batch of its own: a patch of each image with everything hidden.
+        assert sorted(network.calls) == [1] * 7 + [7] * (math.ceil(reference / 7) + math.ceil(rest / 7) + 3)
 
     def test_windows_on_the_patch_grid_touch_the_fewest(self) -> None:
         inferer = SlidingWindowInferer((48, 48, 48), overlap=0.5)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.patches import WHOLE, Coupled, Network, blocks, images, patch_boxes
+from helpers.warned import logged_warnings
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
@@ -198,7 +198,7 @@ class TestExact:
         network = Network(2 if isinstance(inferer, SliceInferer) else 3)
         results = both(sliding_window(4, 3, target=WHOLE, inferer=inferer), images(2, 1, 9, 12, 10), network)
         assert_same(results, 1e-5)
-        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert not logged_warnings(caplog)
         assert results[0][0].num_forwards != results[1][0].num_forwards
 
     @pytest.mark.parametrize("kind", ["half", "in place", "identity", "double"])
@@ -347,9 +347,9 @@ class TestFallback:
             (ours,), (plain,) = both(explain, image, network, **more.get("call", {}))
             assert torch.equal(ours.scores.nan_to_num(), plain.scores.nan_to_num())
             assert ours.num_forwards == plain.num_forwards == len(plain.scores) + 1
-        (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-        assert "every mask runs whole images" in record.getMessage()
-        assert re.search(reason, record.getMessage())
+        (words,) = logged_warnings(caplog)
+        assert "every mask runs whole images" in words
+        assert re.search(reason, words)
 
 
 @pytest.mark.cuda

@@ -71,8 +71,9 @@ def test_the_map_is_that_of_both_rounds() -> None:
     torch.testing.assert_close(explanation.saliency[0], by_hand())
     assert list(explanation.ids) == [0, 1, 2, 3, 12, 13, 14, 15]
     assert explanation.num_forwards == 1 + 4 + 4
-    # Two images alone; two batches of three in each round, and the unperturbed image again at the end of each.
-    assert network.images == 2 + 2 * (3 * 2 + 1)
+    # Two images alone and one with everything hidden; two batches of three in each round, and the unperturbed image
+    # again at the end of each.
+    assert network.images == 3 + 2 * (3 * 2 + 1)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 16])
@@ -126,10 +127,10 @@ def test_a_stopped_run_goes_on_in_its_round(stop: int, tmp_path: Path) -> None:
     assert torch.equal(resumed.saliency, expected.saliency)
     assert torch.equal(resumed.scores, expected.scores)
     # Three batches in the first round and two in the second; the first always runs, one that waited may be lost.
-    assert (network.images - 4) // 2 <= 1 + 5 - max(0, stop - 1)
+    assert (network.images - 5) // 2 <= 1 + 5 - max(0, stop - 1)
     again = Spots()
     assert torch.equal(run(again).saliency, expected.saliency)
-    assert again.images == 2 + 2
+    assert again.images == 2 + 3
 
 
 def test_parts_meet_in_the_store(tmp_path: Path) -> None:
@@ -162,7 +163,8 @@ def test_ranks_share_every_round(count: int) -> None:
         assert torch.equal(saliency, expected.saliency)
         assert torch.equal(scores, expected.scores)
         assert forwards == 9 + count - 1  # each runs the unperturbed image
-    assert sum(seen for *_, seen in results) == 9 + count - 1 + 2 * count  # and again at the end of each round
+    # Once more with everything hidden, and again at the end of each round.
+    assert sum(seen for *_, seen in results) == 9 + count - 1 + 3 * count
     assert max(seen for *_, seen in results) < 9
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.dependent import COUPLINGS, Coupled, Takes, WithDropout, classify, segment
 from helpers.forked_ranks import on_ranks
+from helpers.warned import logged_warnings
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
@@ -55,7 +56,7 @@ def test_images_go_through_one_at_a_time(coupling: str, count: int, caplog: pyte
         assert torch.equal(one.saliency, other.saliency)
         assert torch.equal(one.scores, other.scores)
         assert one.num_forwards == other.num_forwards
-    (line,) = [record.getMessage() for record in caplog.records]
+    (line,) = logged_warnings(caplog)
     assert "image 0 of the batch" in line
     assert "one at a time" in line
     scores = expected[0].reference_scores.tolist()
@@ -65,7 +66,9 @@ def test_images_go_through_one_at_a_time(coupling: str, count: int, caplog: pyte
 
 @pytest.mark.parametrize("size", [1, BATCH])
 def test_rows_that_are_independent_cost_three_images_more(size: int) -> None:
-    """The unperturbed image and the perturbed one that changed most, and the unperturbed one again at the end."""
+    """The unperturbed image and the perturbed one that changed most, and the unperturbed one again at the end; the
+    image with everything hidden is not for the rows.
+    """
     calls: list[int] = []
 
     def network(x: torch.Tensor) -> torch.Tensor:
@@ -75,7 +78,7 @@ def test_rows_that_are_independent_cost_three_images_more(size: int) -> None:
     (found,) = windows(size).explain(images(), network)
     count = len(found.scores) + 1
     full = [size] * -(-count // size)
-    assert calls == ([*full, 1] if size == 1 else [full[0], 1, 1, *full[1:], 1])
+    assert calls == ([*full, 1, 1] if size == 1 else [full[0], 1, 1, 1, *full[1:], 1])
     assert found.num_forwards == count
 
 
@@ -152,7 +155,7 @@ def test_patches(coupling: str | None, sw_batch_size: int, caplog: pytest.LogCap
         found = patches(sw_batch_size=sw_batch_size)(images(2), network)
     if coupling is None or sw_batch_size == 1:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-        assert not caplog.records
+        assert not logged_warnings(caplog)
     else:
         assert torch.equal(found, expected)
         assert "a patch of the unperturbed image gives an output with mean" in caplog.text
@@ -251,9 +254,9 @@ def explained_as(prediction: Any, network: Callable[..., Any] = classify, batch:
 
 @pytest.mark.parametrize("batch", [1, BATCH])
 def test_a_prediction_costs_no_forward(batch: int) -> None:
-    """The perturbed image remains, where there are batches, and the last one."""
+    """The perturbed image remains, where there are batches, the one with everything hidden, and the last one."""
     found, calls = explained_as(classify(images()), batch=batch)
-    assert calls.count(1) == (len(found.scores) + 2 if batch == 1 else 2)
+    assert calls.count(1) == (len(found.scores) + 3 if batch == 1 else 3)
     assert torch.equal(found.saliency, windows(batch)(images(), classify)[0])
 
 
@@ -265,7 +268,7 @@ def test_another_prediction_is_refused(batch: int) -> None:
 
 def test_a_prediction_of_another_form_is_left_out() -> None:
     found, calls = explained_as(torch.zeros(1, 7))
-    assert calls.count(1) == 3
+    assert calls.count(1) == 4
     assert torch.equal(found.saliency, windows()(images(), classify)[0])
     with pytest.raises(CaseError, match="gives no fixed output"):
         explained_as({"other": torch.zeros(1, 3)}, WithDropout(classify))

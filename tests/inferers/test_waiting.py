@@ -271,8 +271,9 @@ def test_remembered_patches_wait_for_nothing(kind: Callable[..., Any], dims: str
     target = kind([0, 1], "softmax")
     explain = ms.sliding_window(8 if dims == "2D" else 6, 6, target=target, inferer=inferer, mask_batch_size=BATCH)
     patches = number_of_patches(image, inferer)
-    # The unperturbed patches, and the first batch of perturbed ones, of which some are compared with the same alone.
-    waits = between(image, explain, segmenter(image), -(-patches // BATCH) + 1)
+    # The unperturbed patches, one with everything hidden, and the first batch of perturbed ones, of which some are
+    # compared with the same alone.
+    waits = between(image, explain, segmenter(image), -(-patches // BATCH) + 2)
     assert waits == [[]] * len(waits)
 
 

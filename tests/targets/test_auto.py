@@ -65,9 +65,9 @@ LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
         # Several labels: all above one half, else the likeliest.
         (LOGITS, {"activation": "sigmoid"}, [0, 1], torch.tensor([1.0, 3.0]).sigmoid()),
         (LOGITS, {"discrete": "threshold"}, [0, 1], torch.tensor([1.0, 3.0]).sigmoid()),
-        (LOGITS - 9, {"activation": "sigmoid"}, [1], torch.tensor(-6.0).sigmoid()),
-        # Saturated: the probability, as of all other cases.
-        (LOGITS * 20, {"activation": "softmax"}, [1], torch.tensor(1.0)),
+        # Saturated: the log-odds.
+        (LOGITS - 9, {"activation": "sigmoid"}, [1], torch.tensor(-6.0)),
+        (LOGITS * 20, {"activation": "softmax"}, [1], torch.tensor(40.0)),
     ],
 )
 def test_classification(output: torch.Tensor, reading: dict[str, Any], labels: list[int], score: torch.Tensor) -> None:
@@ -118,9 +118,9 @@ def test_one_meaning_a_cohort(kind: str, reading: dict[str, Any] | None, activat
 
 
 def test_saturation_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    AutoTarget(readings(activation="softmax")).bind(LOGITS * 20, FLAT)
+    AutoTarget(readings(activation="softmax"), scale="probability").bind(LOGITS * 20, FLAT)
     assert "the explained probability is 1 to six digits" in caplog.text
-    assert "--saliency_activation none" in caplog.text
+    assert "--saliency_scale auto" in caplog.text
 
 
 def segmentation() -> torch.Tensor:

@@ -40,7 +40,8 @@ def explained(method: str = "sliding_window", gain: float = 1.0, activation: str
         logit = gain * (x[:, 0, 2:6, 8:12].sum(dim=(1, 2)) - 8)
         return torch.stack([torch.zeros_like(logit), logit], dim=1)
 
-    (found,) = METHODS[method](target=ms.ClassScore([1], activation)).explain(IMAGE, network)
+    target = ms.ClassScore([1], activation, "probability")
+    (found,) = METHODS[method](target=target).explain(IMAGE, network)
     return found
 
 

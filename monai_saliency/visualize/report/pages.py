@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from monai_saliency.inferers.explanation import FILL_LEAVES
 from monai_saliency.utils.arguments import require
 from monai_saliency.visualize.legend import is_noise
 from monai_saliency.visualize.pictures import save_picture
@@ -43,6 +44,7 @@ def _environment() -> Any:
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     found.filters |= {"number": number, "class_words": class_words, "text": _text, "may_be_chance": is_noise}
+    found.filters["fill_is_none"] = lambda row: float(row.get("fill_leaves") or 0) > FILL_LEAVES
     return found
 
 
@@ -149,7 +151,9 @@ def _drawing(kind: str, lines: Mapping[str, Any], row: Row) -> str:
             ax.plot(100 * shares, scores, dashes, color=colour, linewidth=width, label=f"{words}  {area}")
     ax.set_title(heading, fontsize=9, loc="left")
     ax.set_xlabel(across, fontsize=8)
-    ax.set_ylabel(row.get("quantity") or "score", fontsize=8, parse_math=False)
+    # Curves are of the probability where a map is of its log-odds.
+    quantity = row.get("quantity", "").removeprefix("log-odds of the ")
+    ax.set_ylabel(quantity or "score", fontsize=8, parse_math=False)
     ax.tick_params(labelsize=8)
     figure.legend(loc="outside right upper", title="area under the curve", fontsize=8, title_fontsize=8)
     file = io.BytesIO()

@@ -1,0 +1,126 @@
+"""A saturated probability is explained by its log-odds, and one class against another by the difference of both."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.targets import FLAT
+
+from monai_saliency.cases import Case
+from monai_saliency.targets import ClassScore, RegionScore
+from monai_saliency.targets.auto import AutoTarget
+
+SURE = torch.tensor([[30.0, -2.0, 1.0]])
+VOLUME = torch.tensor([[[[9.0, 8.0]], [[0.0, 1.0]]]])
+FLAT_2D = Case("ct_7", torch.zeros(1, 1, 2))
+
+
+def exact(logits: list[float], each: int, kind: str) -> float:
+    """The log-odds of a class, in plain float64."""
+    values = np.asarray(logits, np.float64)
+    return values[each] - (np.log(np.exp(np.delete(values, each)).sum()) if kind == "softmax" else 0.0)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_log_odds_are_those_of_the_logits_where_the_probability_rounds_to_one(activation: str) -> None:
+    bound = ClassScore("all", activation).bind(SURE, FLAT)
+    other = torch.tensor([[0.5, 60.0, -20.0]])
+    plain = ClassScore("all", activation, "probability").bind(SURE, FLAT)
+    assert float(plain(SURE)[0, 0]) == 1.0
+    saturated = [not 0.01 <= score <= 0.99 for score in plain(SURE)[0].tolist()]
+    for output in (SURE, other):
+        for each, in_log in enumerate(saturated):
+            wanted = exact(output[0].tolist(), each, activation) if in_log else float(plain(output)[0, each])
+            assert float(bound(output)[0, each]) == pytest.approx(wanted, rel=1e-6)
+    units = ["log-odds" if each else "probability" for each in saturated]
+    assert [each.unit for each in bound.quantities()] == units
+    assert bound.quantities()[0].words == f"log-odds of the {activation} probability of the class"
+    assert bound.describe()["probability"] == 1.0  # as it is asked for
+
+
+@pytest.mark.parametrize(("probability", "saturated"), [(0.99, False), (0.9901, True), (0.01, False), (0.0099, True)])
+def test_the_unperturbed_probability_of_the_class_itself_decides(probability: float, saturated: bool) -> None:
+    logit = math.log(probability / (1 - probability))
+    output = torch.tensor([[logit, 0.3]], dtype=torch.float64)
+    for classes in ([0], [1, 0]):  # law 11
+        bound = ClassScore(classes, "sigmoid").bind(output, FLAT)
+        assert float(bound(output)[0, -1]) == pytest.approx(logit if saturated else probability)
+        quantity = bound.quantities()[-1]
+        assert quantity.reported(float(bound(output)[0, -1])) == pytest.approx(probability)
+
+
+def test_a_network_without_logits_is_clamped_at_its_rounding(caplog: pytest.LogCaptureFixture) -> None:
+    output = torch.tensor([[1.0, 0.0]])
+    with caplog.at_level(logging.INFO, "monai_saliency"):
+        bound = ClassScore([0, 1], "none").bind(output, FLAT)
+    rounding = 2.0**-23
+    wanted = math.log((1 - rounding) / rounding)
+    assert bound(output)[0].tolist() == pytest.approx([wanted, -wanted])
+    assert "ct_7: the probability 1, 0 is saturated" in caplog.text
+    assert bound.quantities()[0] == ("log-odds of the clamped network output of the class", "log-odds")
+    # Logits are not probabilities, however large they are; nor is one number.
+    assert ClassScore([0], "none").bind(SURE, FLAT).quantities()[0].unit == "network output"
+    assert ClassScore([0], "none").bind(torch.tensor([[1.0]]), FLAT).quantities()[0].unit == "network output"
+    with pytest.raises(ValueError, match=r"`scale` 'log_odds' needs probabilities, .* lie in \[30, 30\]"):
+        ClassScore([0], "none", "log_odds").bind(SURE, FLAT)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_the_mean_probability_in_a_region(activation: str) -> None:
+    """Against the mean in float64; it is a sum over voxels no more."""
+    target = RegionScore(0, activation, "all", scale="auto")
+    bound = target.bind(VOLUME, FLAT_2D)
+    logits = VOLUME.double().numpy()[0, :, 0]
+    each = logits[0] - logits[1] if activation == "softmax" else logits[0]
+    own, rest = (1 / (1 + np.exp(-each))).mean(), (1 / (1 + np.exp(each))).mean()
+    assert float(bound(VOLUME)) == pytest.approx(math.log(own / rest), rel=1e-5)
+    assert (bound.additive, target.is_additive) == (False, False)
+    weak = VOLUME / 9
+    bound = target.bind(weak, FLAT_2D)
+    assert bound.additive
+    assert torch.equal(bound(weak), RegionScore(0, activation, "all").bind(weak, FLAT_2D)(weak))
+
+
+class TestAgainst:
+    OUTPUT = torch.tensor([[2.0, 1.0, -1.0]])
+
+    def test_difference_of_probabilities(self) -> None:
+        bound = ClassScore("predicted", "softmax", against=1).bind(self.OUTPUT, FLAT)
+        own = self.OUTPUT.softmax(1)[0]
+        assert float(bound(self.OUTPUT)) == pytest.approx(float(own[0] - own[1]))
+        assert list(bound.labels) == ["class 0 against class 1"]
+        assert bound.quantities() == [("difference of the softmax probability of two classes", "-1 to 1")]
+
+    @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+    def test_difference_of_logits(self, activation: str) -> None:
+        """What a third class says does not count."""
+        bound = ClassScore([0], activation, "log_odds", 1).bind(self.OUTPUT, FLAT)
+        for third in (-1.0, 50.0):
+            output = torch.tensor([[2.0, 1.0, third]])
+            assert float(bound(output)) == pytest.approx(1.0, abs=1e-5)
+        assert bound.quantities() == [("difference of the logits of two classes", "logits")]
+        saturated = ClassScore([0], activation, against=1).bind(SURE, FLAT)
+        assert float(saturated(SURE)) == pytest.approx(32.0)
+
+    def test_of_the_automatic_target(self) -> None:
+        target = AutoTarget(activation="softmax", against=2)
+        assert target.choose(self.OUTPUT, FLAT).words.endswith("of the predicted class against class 2")
+        assert list(target.bind(self.OUTPUT, FLAT).labels) == ["class 0 against class 2"]
+        with pytest.raises(ValueError, match="`against` is for classes of the whole image, and this is segmentation"):
+            target.bind(VOLUME, FLAT_2D)
+
+    @pytest.mark.parametrize(
+        ("settings", "match"),
+        [
+            ({"against": 0}, "class 0 cannot be explained against itself"),
+            ({"against": 3}, r"`against` must be in \[0, 2\]"),
+        ],
+    )
+    def test_refused(self, settings: dict[str, Any], match: str) -> None:
+        with pytest.raises(ValueError, match=match):
+            ClassScore("predicted", "softmax", **settings).bind(self.OUTPUT, FLAT)
