@@ -91,7 +91,7 @@ class Progress:
         total = max(self.forwards, round(self._expected * max(self.cases or 1, self.done + 1)))
         if self._bar is not None or sys.stderr.isatty():
             if self._bar is None and now - self._start >= (0 if self.shown else _PATIENCE):
-                self._open()
+                self._open(total)
             if self._bar is not None:
                 self._bar.total, self._bar.desc = total, f"{self._words}: "
                 self._bar.update(self.forwards - self._bar.n)
@@ -101,7 +101,7 @@ class Progress:
             left = timedelta(seconds=max(1, round(seconds)))
             self.say(f"{self._words}: {self.forwards} of about {total} forwards, about {left} left")
 
-    def _open(self) -> None:
+    def _open(self, total: int) -> None:
         # Several bars of workers would write over each other.
         if self.shown is None and threading.current_thread() is not threading.main_thread():
             return
@@ -111,7 +111,8 @@ class Progress:
             if self.shown:
                 raise
             return
-        self._bar = self._around.enter_context(tqdm(unit="forward", leave=False, mininterval=0.5, smoothing=0.1))
+        settings = {"unit": "forward", "leave": False, "mininterval": 0.5, "smoothing": 0.1}
+        self._bar = self._around.enter_context(tqdm(desc=self._words, total=total, **settings))
         self._around.enter_context(require("tqdm.contrib.logging", extra="bundle").logging_redirect_tqdm())
         logging.captureWarnings(True)
         self._around.callback(logging.captureWarnings, False)
