@@ -84,8 +84,8 @@ def test_a_bar_on_a_terminal(
 
 def test_an_inferer_shows_nothing_in_a_log_file_unless_it_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
     images, network = torch.rand(1, 1, 8, 8), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
-    ms.rise(20)(images, network)
-    ms.rise(20, progress=False)(images, network)
+    ms.rise(20, target=ms.ClassScore([0], "softmax"))(images, network)
+    ms.rise(20, target=ms.ClassScore([0], "softmax"), progress=False)(images, network)
     assert capsys.readouterr() == ("", "")
     with pytest.raises(ValueError, match="`progress` must be True, False or None, got 'yes'"):
         ms.rise(20, progress="yes")
