@@ -28,6 +28,9 @@ _FREE = 0.01
 _STRENGTHS = np.logspace(-3, 2, 31)
 # Groups of masks that the jackknife leaves out in turn; with fewer masks, each is a group.
 _GROUPS = 128
+# The bias is this times the difference between the map and the mean of the maps of two halves of the masks: once for a
+# bias that falls with the number of masks, 2.4 times for one that falls with its square root.
+_HALVES = 2
 # So many numbers are held of masks at once: 128 MB.
 _AT_ONCE = 2**24
 
@@ -87,20 +90,42 @@ class RegressionScoring(Estimator):
         return _voxels(torch.stack(heights).mean(dim=0), _basis(masks, self.cells)) * _cell(masks, self.cells)
 
     def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
-        """The jackknife for the penalties that were chosen, over 128 groups of masks, or over each mask if there are
-        fewer; None with fewer than three.
+        """The root of the sum of the squares of two parts; None with fewer than three masks.
+
+        - *Over seeds*: the jackknife for the penalties that were chosen, over 128 groups of masks, or over each mask if
+          there are fewer.
+        - *Bias*: the penalty shrinks the map, and less so with more masks: twice the difference between the map and the
+          mean of the maps of two halves of the masks.
+
+        For a value of at least half of the largest one, 1.96 times the error is to reach the mean of maps of eight
+        times as many masks in 95 of 100 cases. Measured on four small tasks with 160 to 340 masks, it does in 93 to 99
+        for :func:`~monai_saliency.rise` (38 to 95 without the bias) and in 84 to 95 for
+        :func:`~monai_saliency.focused_rise`. With 160 masks in 3D it may do in 44, where more masks find other places.
         """
         if len(ids) < 3:
             return None
-        return _each(lambda score: _error(masks, *_plain(ids, score), self.cells), masks, scores)
+
+        def both(score: Tensor) -> Tensor:
+            given = masks, *_plain(ids, score), self.cells
+            return torch.hypot(_over_seeds(*given), _bias(*given))
+
+        return _each(both, masks, scores)
+
+    def over_seeds(self, masks: BoundMasks, ids: Ids, scores: Tensor) -> Tensor:
+        """How far the map differs from the maps of as many other masks, ``(K, *spatial)``: without the bias."""
+        return _each(lambda score: _over_seeds(masks, *_plain(ids, score), self.cells), masks, scores)
 
     def noise(
         self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
     ) -> Tensor | None:
-        """The root mean square of the standard error over voxels, or the rounding of the scores where it is larger."""
+        """The root mean square over voxels of the error over seeds, or the rounding of the scores where it is larger.
+        A map that is shrunk is not larger by chance, so the bias is left out.
+        """
         found = score_rounding(scores, reference_scores, rounding)
-        errors = self.standard_error(masks, ids, scores, reference_scores)
-        return found if errors is None else torch.maximum(found.to(errors), errors.square().flatten(1).mean(1).sqrt())
+        if len(ids) < 3:
+            return found
+        errors = self.over_seeds(masks, ids, scores)
+        return torch.maximum(found.to(errors), errors.square().flatten(1).mean(1).sqrt())
 
 
 def _each(make: Callable[[Tensor], Tensor], masks: BoundMasks, scores: Tensor) -> Tensor:
@@ -134,8 +159,28 @@ def _fit_of(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], c
 
 
 @lru_cache(maxsize=4)
-def _error(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> Tensor:
-    """The standard error of each voxel, for one score: its size says how large a value is by chance, too."""
+def _bias(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> Tensor:
+    """How far each voxel may be from the value of endless masks on average, for one score; signed."""
+    found = []
+    for fit in _fits(masks, ids, scores, cells):
+        # Pairs, so that each half has masks of both of the grids that take turns.
+        first = torch.arange(len(fit.features)) // 2 % 2 == 0
+        halves = [_heights_of(fit, rows) for rows in (first, ~first)]
+        found.append(fit.heights - torch.stack(halves).mean(dim=0))
+    if not found:
+        return torch.zeros(masks.spatial_shape, dtype=torch.float64)
+    return _voxels(torch.stack(found).mean(dim=0), _basis(masks, cells)) * (_HALVES * _cell(masks, cells))
+
+
+def _heights_of(fit: _Fit, rows: Tensor) -> Tensor:
+    """The heights of the regression of some of a fit's masks; 0 where their scores say nothing."""
+    half = _fit(fit.features[rows], fit.scores[rows])
+    return torch.zeros_like(fit.heights) if half is None else half.heights
+
+
+@lru_cache(maxsize=4)
+def _over_seeds(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> Tensor:
+    """The standard error of each voxel over seeds, for one score."""
     basis, squares, count = _basis(masks, cells), torch.zeros(masks.spatial_shape, dtype=torch.float64), 0
     for fit in _fits(masks, ids, scores, cells):
         count += 1
@@ -213,6 +258,7 @@ class _Fit(NamedTuple):
     """
 
     features: Tensor
+    scores: Tensor
     first: _Ridge
     second: _Ridge
     root: Tensor
@@ -250,7 +296,7 @@ def _fit(features: Tensor, scores: Tensor) -> _Fit | None:
     root = (first.heights.abs() / highest + _FREE).sqrt()
     second = _ridge(features * root.to(features), compressed)
     squares = second.explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-    return _Fit(features, first, second, root, centred @ second.explained / squares)
+    return _Fit(features, scores, first, second, root, centred @ second.explained / squares)
 
 
 def _ridge(features: Tensor, wanted: Tensor) -> _Ridge:

@@ -318,9 +318,9 @@ def _agreement(masks: BoundFocusedMasks, own: tuple[Id, ...], scored: tuple[floa
     """How far the map would agree with one of as many other masks: the share of its variance that is not chance."""
     scores = torch.tensor(scored, dtype=torch.float64)[:, None]
     given = masks, own, scores, scores[0]
-    values, error = masks.regression.compute(*given), masks.regression.standard_error(*given)
+    values, error = masks.regression.compute(*given), masks.regression.over_seeds(*given[:3])
     spread = float(values.double().var())
-    return 1 - float(error.double().square().mean()) / spread if spread and error is not None else 0.0
+    return 1 - float(error.double().square().mean()) / spread if spread else 0.0
 
 
 @functools.lru_cache(maxsize=64)

@@ -15,7 +15,16 @@ from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.utils.arguments import a_path, flag
 
-__all__ = ["LONGEST_CELL", "REGION_COLUMNS", "SUMMARY_COLUMNS", "TRUST_COLUMNS", "CaseTable", "Failures", "cell"]
+__all__ = [
+    "LABEL_REGION_COLUMNS",
+    "LONGEST_CELL",
+    "REGION_COLUMNS",
+    "SUMMARY_COLUMNS",
+    "TRUST_COLUMNS",
+    "CaseTable",
+    "Failures",
+    "cell",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +47,8 @@ TRUST_COLUMNS = (
 )
 #: the columns of ``regions.csv``, see :func:`monai_saliency.transforms.writers.region_rows`
 REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "volume_ml")
+#: the columns of ``label_regions.csv``, see :func:`monai_saliency.transforms.regions.label_region_rows`
+LABEL_REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "mass", "voxels")
 
 #: characters; a spreadsheet takes 32,767
 LONGEST_CELL = 32_000

@@ -10,6 +10,7 @@ module          transforms
 ``save``        :class:`SaveSaliencyd`: write maps on the scan's own grid
 ``save_dicom``  :class:`SaveDicomd`: write the maps of DICOM series as DICOM, with
                 :func:`save_parametric_map`, and :func:`save_secondary_capture` for archives
+``regions``     :class:`SaveLabelRegionsd`: the table of the maps' means in the regions of label maps
 ``writers``     :func:`case_writers`: the list of all that is written for a case, and
                 :class:`SaveRegionsd`: the table of regions
 ==============  ===================================================================================
@@ -18,6 +19,7 @@ module          transforms
 from .check import CheckScand
 from .label_maps import LoadRegionsd
 from .nnunet import NNUNetPreprocessd
+from .regions import SaveLabelRegionsd
 from .saliency import Saliency, Saliencyd
 from .save import SaveSaliencyd
 from .save_dicom import SaveDicomd, save_parametric_map, save_secondary_capture
@@ -30,6 +32,7 @@ __all__ = [
     "Saliency",
     "Saliencyd",
     "SaveDicomd",
+    "SaveLabelRegionsd",
     "SaveRegionsd",
     "SaveSaliencyd",
     "case_writers",

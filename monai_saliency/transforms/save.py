@@ -30,12 +30,14 @@ from monai_saliency.visualize.legend import Legend, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture
 from monai_saliency.visualize.report.kept_scan import KeptScan, kept_path
 
-__all__ = ["GRID_KEY", "SaveSaliencyd", "error_key", "lies_on_scan"]
+__all__ = ["GRID_KEY", "LABEL_KEY", "SaveSaliencyd", "error_key", "lies_on_scan"]
 
 logger = logging.getLogger(__name__)
 
 #: where a case holds the image on whose grid its maps lie, if that is not the scan's
 GRID_KEY = "saliency_grid"
+#: where a case that was drawn, or kept for a report, holds its label map on the grid of its map, ``(*spatial)``
+LABEL_KEY = "label_on_map"
 
 
 @dataclass(frozen=True)
@@ -215,20 +217,27 @@ class SaveSaliencyd(MapTransform):
             with atomic_path(path) as temporary:
                 nib.save(_on_grid(grid, maps, str(key)), temporary)
             if self.picture or self.report:
-                self._show(d, key, maps, grid, legends)
+                # A map that is not on its scan may have been moved in a way that no affine records.
+                label = None if self.grid_key in d else _label(case, d.get("label"), grid, d[key])
+                self._show(d, key, maps, grid, legends, label)
+                d |= {} if label is None else {LABEL_KEY: label}
             d[f"{key}_path"] = str(path)
         self._remove(case, written)
         return d
 
     def _show(
-        self, data: Mapping[Hashable, Any], key: Hashable, maps: np.ndarray, grid: _Grid, legends: list[Legend]
+        self,
+        data: Mapping[Hashable, Any],
+        key: Hashable,
+        maps: np.ndarray,
+        grid: _Grid,
+        legends: list[Legend],
+        label: np.ndarray | None,
     ) -> None:
         """Draw a case's maps ``(K, *spatial)``, which lie on the grid, and keep what a report shows under them."""
         case, dims, scan = str(data["case"]), maps.ndim - 1, grid.voxels()
         gray, error = _gray(scan, dims, grid.header is None), data.get(error_key(str(key)))
         drawn = grid.affine if grid.drawn is None else grid.drawn
-        # A map that is not on its scan may have been moved in a way that no affine records.
-        label = None if self.grid_key in data else _label(case, data.get("label"), grid, data[key])
         if self.picture:
             is_here = isinstance(error, torch.Tensor) and tuple(error.shape) == maps.shape and grid.holds(error)
             figure = plot_saliency(

@@ -15,6 +15,7 @@ from monai.utils import CommonKeys
 from monai_saliency.cases import image_spacing
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.tables import REGION_COLUMNS, CaseTable
+from monai_saliency.transforms.regions import SaveLabelRegionsd
 from monai_saliency.transforms.save import GRID_KEY, SaveSaliencyd, error_key
 from monai_saliency.transforms.save_dicom import SaveDicomd
 from monai_saliency.utils.arguments import a_path
@@ -43,14 +44,14 @@ def case_writers(
         output_dir: the output folder.
         key: the key of the map ``(K, *spatial)``, and the ending of its files' names.
         image_key: the key of the network's input, for the volumes of regions.
-        cases: the names of the cohort's cases, for ``regions.csv``; None keeps the rows of others.
+        cases: the names of the cohort's cases, for the tables of regions; None keeps the rows of others.
         picture: whether to draw pictures.
         picture_format: of these, ``"png"`` or ``"svg"``.
         picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
             where it is known.
         dicom: whether to write the maps of DICOM series as DICOM too.
         report: whether to keep in ``views/`` what a report shows of the scans.
-        region_names: the names of regions by label, for ``regions.csv``.
+        region_names: the names of regions by label, for ``regions.csv`` and ``label_regions.csv``.
 
     Raises:
         ValueError: when a setting is wrong.
@@ -59,7 +60,7 @@ def case_writers(
     Example::
 
         >>> [type(step).__name__ for step in case_writers("maps").transforms]
-        ['SaveSaliencyd', 'SaveDicomd', 'SaveSaliencyd', 'SaveRegionsd']
+        ['SaveSaliencyd', 'SaveDicomd', 'SaveSaliencyd', 'SaveRegionsd', 'SaveLabelRegionsd']
     """
     drawn: dict[str, Any] = {"picture": picture, "scale": picture_scale, "picture_format": picture_format}
     folder = a_path("output_dir", output_dir)
@@ -72,6 +73,7 @@ def case_writers(
             SaveRegionsd(
                 folder / "regions.csv", names=region_names, image_key=image_key, cases=cases, allow_missing_keys=True
             ),
+            SaveLabelRegionsd(key, folder / "label_regions.csv", region_names, cases),
         ]
     )
 

@@ -17,6 +17,7 @@ import numpy as np
 from monai_saliency.metrics.agreement import MapAgreement, map_agreement
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.visualize.report.cases import CaseFiles, Cohort, MapFile, Row, class_words, read_cohort
+from monai_saliency.visualize.report.cohort_regions import save_cohort_regions
 from monai_saliency.visualize.report.kept_scan import case_id
 from monai_saliency.visualize.report.pages import case_page, cohort_page, rendered, scale_words
 from monai_saliency.visualize.report.shown import Shown
@@ -32,6 +33,9 @@ _THREADS = 4
 
 def write_report(folder: str | Path, title: str | None = None) -> Path:
     """Make the report of an output folder: ``report/index.html`` in it, which opens from disk, without a network.
+
+    Where cases have label maps, ``cohort_regions.csv`` holds the mean of the maps in each region over the cohort
+    (:func:`~monai_saliency.visualize.report.cohort_regions.cohort_regions`).
 
     An earlier report there is made anew. A case whose maps cannot be read has a page with the reason.
 
@@ -56,6 +60,7 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
             made = pool.map(partial(_write_case, report, cohort), explained, around)
         thumbnails = dict(zip([case.case for case in explained], made, strict=True))
         title = title or f"Saliency maps: {folder.resolve().name}"
+        save_cohort_regions(folder, cohort)
         return _write(report / "index.html", cohort_page(cohort, title, thumbnails))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from monai_saliency.storage.files import load_scan
-from monai_saliency.storage.tables import REGION_COLUMNS, SUMMARY_COLUMNS, CaseTable, Failures
+from monai_saliency.storage.tables import LABEL_REGION_COLUMNS, REGION_COLUMNS, SUMMARY_COLUMNS, CaseTable, Failures
 from monai_saliency.visualize.legend import Legend, rounded_up
 from monai_saliency.visualize.report.kept_scan import KeptScan, case_id, kept_path
 
@@ -52,6 +52,7 @@ class CaseFiles:
     rows: Sequence[Row]
     failure: Row | None
     regions: Sequence[Row]
+    label_regions: Sequence[Row]
     folder: Path
 
     @property
@@ -109,6 +110,7 @@ def read_cohort(folder: str | Path) -> Cohort:
     summary = _table(folder / "summary.csv", SUMMARY_COLUMNS)
     failures = _table(folder / "failures.csv", Failures.COLUMNS)
     regions = _table(folder / "regions.csv", REGION_COLUMNS)
+    means = _table(folder / "label_regions.csv", LABEL_REGION_COLUMNS)
     if not summary and not failures:
         raise ValueError(
             f"{folder} holds neither a summary.csv nor a failures.csv with cases: give the output folder of a run"
@@ -116,7 +118,8 @@ def read_cohort(folder: str | Path) -> Cohort:
     cases = []
     for name in sorted({*summary, *failures}):
         failure = failures[name][-1] if name in failures else None
-        cases.append(CaseFiles(name, summary.get(name, ()), failure, regions.get(name, ()), folder))
+        of_regions = regions.get(name, ()), means.get(name, ())
+        cases.append(CaseFiles(name, summary.get(name, ()), failure, *of_regions, folder))
     return Cohort(cases)
 
 

@@ -18,6 +18,7 @@ from monai_saliency.utils.arguments import require
 from monai_saliency.visualize.legend import is_noise
 from monai_saliency.visualize.pictures import save_picture
 from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, class_words, number
+from monai_saliency.visualize.report.cohort_regions import cohort_regions, region_panels
 from monai_saliency.visualize.report.shown import Shown
 
 __all__ = ["case_page", "cohort_page", "curve_charts", "rendered", "scale_words"]
@@ -66,6 +67,7 @@ def cohort_page(cohort: Cohort, title: str, thumbnails: Mapping[str, Sequence[st
         classes=sorted({class_words(row) for row in rows}),
         figures=_figures(cohort),
         scales=scale_words(cohort.scales),
+        panels=region_panels(cohort_regions(cohort)),
     )
 
 
