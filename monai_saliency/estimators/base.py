@@ -235,8 +235,8 @@ class Estimator(ABC):
 
     def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
         """How far each voxel of the map may be from the value that endless masks would give: its standard deviation
-        over other random masks, as many as these. In 95 of 100 cases the value plus and minus 1.96 times this holds the
-        value of endless masks.
+        over seeds, each with as many random masks. In 95 of 100 cases the value plus and minus 1.96 times this holds
+        the value of endless masks, if the estimator has no bias.
 
         Returns:
             of the shape and unit of the map, and 0 if all scores are equal. None, the default, for windows or regions
