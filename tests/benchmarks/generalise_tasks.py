@@ -242,7 +242,8 @@ def convolutions(dims: int, pool: str = "max", channels: int = 1, classes: int =
     for before, width, edge, stride in ((channels, 12, 5, 2), (12, 24, 3, 2), (24, 24, 3, 1)):
         layers += [conv(before, width, edge, stride, padding=edge // 2), norm(width), nn.ReLU()]
     if pool == "none":  # as in XAI-TRIS: what is where matters
-        return nn.Sequential(*layers, conv(24, 8, 1), nn.Flatten(), nn.Linear(8 * (EDGE[dims] // 4) ** dims, classes))
+        head = nn.Linear(4 * (EDGE[dims] // 4) ** dims, 32), nn.ReLU(), nn.Linear(32, classes)
+        return nn.Sequential(*layers, conv(24, 4, 1), nn.Flatten(), *head)
     kind = getattr(nn, f"Adaptive{'Max' if pool == 'max' else 'Avg'}Pool{dims}d")
     return nn.Sequential(*layers, kind(1), nn.Flatten(), nn.Linear(24, classes))
 
@@ -283,6 +284,7 @@ class Task:
     make: Callable[[Random, int, str], Made]
     network: Callable[[], nn.Module]  # at random weights
     kind: str = "class"  # or "count" or "segmentation"
+    steps: int = 300
     rate: float = 5e-3
     settings: dict[str, Any] = field(default_factory=lambda: {"mask_batch_size": 128})
 
@@ -322,7 +324,7 @@ def of_task(name: str, half: str, count: int, device: str) -> Iterator[Question]
         images, _, wanted = task.make(np.random.default_rng(FIRST_TRAINING + step), 48, device)
         return task.loss(network(images), wanted)
 
-    network = trained(network, f"generalise_{name}", loss, 300, task.rate)
+    network = trained(network, f"generalise_{name}", loss, task.steps, task.rate)
     with torch.no_grad():
         images, _, wanted = task.make(np.random.default_rng(HELD_OUT), 256, device)
         accuracy = float(task.right(network(images), wanted).mean())
@@ -357,7 +359,7 @@ for _kind, _pool in (("linear", "vit"), ("multiplicative", "mean"), ("rotated", 
         _made = partial(tris, kind=_kind, width=_width, strength=_strength, dims=_dims)
         _network = partial(Transformer, _dims) if _pool == "vit" else partial(convolutions, _dims, _pool)
         _name = f"{_kind}_{'correlated' if _correlated else 'white'}{'_3d' if _dims == 3 else ''}"
-        TASKS[_name] = Task(_made, _network, rate=1e-3 if _pool == "vit" else 5e-3)
+        TASKS[_name] = Task(_made, _network, steps=800, rate=5e-3 if _pool in ("max", "mean") else 1e-3)
 
 
 #: from the name of a unit of work to the patient's
