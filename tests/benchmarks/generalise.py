@@ -14,6 +14,7 @@ areas in shares of the score, zeros being the fill. Networks with an accuracy be
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import multiprocessing
 import os
@@ -32,6 +33,7 @@ from generalise_tasks import PATIENTS, TASKS, Question, questions
 from record import add_options, keep, markdown, now
 
 import monai_saliency as ms
+from monai_saliency import fills, inferers
 from monai_saliency.metrics import AUPRC, MassInLabel, Pointing, controls
 
 try:
@@ -56,7 +58,7 @@ class Score:
         self.question, self.count = question, 0
         with torch.no_grad():
             output = self.predict(question.image)
-        self.bound = question.target.bind(output, ms.Case("image", question.image[0]))
+        self.bound = scaled(question.target, "probability").bind(output, ms.Case("image", question.image[0]))
 
     def predict(self, images: torch.Tensor) -> torch.Tensor:
         inferer = self.question.settings.get("inferer")
@@ -67,12 +69,29 @@ class Score:
         return torch.cat([self.bound(self.predict(some))[:, 0] for some in images.split(32)])
 
 
-def ours(name: str, **settings: Any) -> Method:
+def scaled(target: ms.Target, scale: str) -> ms.Target:
+    """A target in another scale; unchanged in a checkout that has no scales."""
+    target = copy.copy(target)
+    vars(target).update({"scale": scale} if hasattr(target, "scale") else {})
+    return target
+
+
+def filled(name: str, question: Question) -> Any:
+    """A fill by its name; zero in a checkout that cannot choose one."""
+    if name == "mirror":
+        return fills.MirrorFill(question.truth.ndim - 1)
+    return getattr(fills, FILLS[name], fills.ConstantFill)()
+
+
+def ours(name: str, fill: str = "zero", scale: str = "auto", **settings: Any) -> Method:
     """A method of the package. Settings that are functions take the question."""
 
     def explain(question: Question) -> Found:
         given = {key: value(question) if callable(value) else value for key, value in settings.items()}
-        explain = getattr(ms, name)(target=question.target, **question.settings, **given)
+        given |= {"fill": filled(fill, question), "target": scaled(question.target, scale)}
+        explain = getattr(ms, name)(**question.settings, **given)
+        if isinstance(explain.fill, getattr(fills, "AutoFill", ())):  # for each case, not for a cohort
+            explain = inferers.choose_fill(explain, question.network, [(question.image, ms.Case("image"))])
         (found,) = explain.explain(question.image, question.network)
         more = {key: float(value) for key in ("fill_leaves",) if (value := getattr(found, key, None)) is not None}
         return found.saliency.float().sum(0), found.num_forwards / found.per_prediction, more
@@ -111,17 +130,19 @@ def cubes(question: Question) -> Row:
     return {"feature_mask": labels, "n_samples": 340, "perturbations_per_eval": 32}
 
 
-#: what replaces a hidden voxel, by the name of the row; those that this checkout has
-FILLS = {"mean": "MeanFill", "blur": "BlurFill", "inpaint": "InpaintFill", "mirror": "MirrorFill"}
+#: what replaces a hidden voxel, by the end of a row's name
+FILLS = {"zero": "ConstantFill", "auto": "AutoFill", "mean": "MeanFill", "blur": "BlurFill", "inpaint": "InpaintFill"}
+FILLS["mirror"] = "MirrorFill"
 
 #: by name what makes a map; a row more is a line more
 METHODS: dict[str, Method] = {
-    "default": ours("focused_rise"),
+    "default": ours("focused_rise", "auto"),
     **{
-        f"default_{name}": ours("focused_rise", fill=lambda question, kind=kind: getattr(ms, kind)())
+        f"default_{name}": ours("focused_rise", name)
         for name, kind in FILLS.items()
-        if hasattr(ms, kind)
+        if name != "auto" and hasattr(fills, kind)
     },
+    "default_probability": ours("focused_rise", scale="probability"),
     "regression": ours("rise", num_masks=340, form="regression"),
     "rise_350": ours("rise", num_masks=340),
     "rise_1000": ours("rise", num_masks=1000),
