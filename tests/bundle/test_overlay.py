@@ -314,7 +314,7 @@ def test_scans_without_a_place_are_refused_before_they_are_explained(tmp_path: P
     load = [{"_target_": name, **keys} for name in ("LoadImaged", "EnsureChannelFirstd")]
     parts = {"preprocessing": {"_target_": "Compose", "transforms": [*load, real]}, "imports": ["$import torch"]}
     with pytest.raises(SystemExit, match="4 cases without a map"):
-        Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(small_bundle(scans, network, **parts))
+        Overlay(tmp_path / "maps", num_masks=5, picture=False, fill=0.0).explain(small_bundle(scans, network, **parts))
     errors = {row["case"]: row["error"] for row in rows_of(tmp_path / "maps" / "failures.csv")}
     assert "put voxels up to" in errors["0"]
     assert "complex numbers" in errors["1"]
