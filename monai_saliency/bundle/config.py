@@ -93,6 +93,8 @@ class BundleConfig:
         Ids that begin with ``saliency_`` are ours, and are refused whatever they look like. Of another bundle (with a
         prefix) only flags of the command line are refused: what its configs hold is its own affair.
         """
+        if isinstance(self.parser.get("saliency_engine"), _Taker):  # of a config that its driver has checked
+            return
         unread = {*self.unread()} - {f"{prefix}{name}" for name in read}
         known = {*self.parser.get()} - unread | {f"{prefix}{name}" for name in read}
         flags = {word.removeprefix("--").partition("=")[0] for word in sys.argv}
