@@ -57,5 +57,5 @@ def test_refusals() -> None:
         units(3, 2, "images")
     with pytest.raises(ValueError, match="`num_workers` must be a whole number of at least 1, got 0"):
         units(3, 0)
-    with pytest.raises(ValueError, match="no part 2 of 2"):
+    with pytest.raises(ValueError, match="part 2 of 2 does not exist"):
         Part(2, 2)

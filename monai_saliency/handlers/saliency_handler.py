@@ -244,7 +244,9 @@ class SaliencyHandler:
         dataset: Any = getattr(self._loader, "cohort", getattr(self._loader, "dataset", None))
         for index in range(min(_FIRST, len(dataset)) if isinstance(dataset, Sized) else 0):
             try:
-                item = {"case": str(index), **dataset[index]}
+                with ThreadPoolExecutor(1) as pool:  # no signal ends the program there, so SystemExit is a transform's
+                    loaded = pool.submit(_loaded, dataset, index).result()
+                item = {"case": str(index), **loaded}
                 item.setdefault(self.label_key, item.get(label_key))
                 yield plain(item[self.image_key])[None].to(like), self._case_of(item, None)
             except Exception as error:
@@ -448,3 +450,10 @@ def _figure(quantity: Quantity, score: float) -> str:
     """The score of a title; of a saturated probability with its log-odds."""
     reported = f"{quantity.reported(score):.3f}"
     return f"{reported} (log-odds {score:.2f})" if quantity.unit == "log-odds" else reported
+
+
+def _loaded(dataset: Any, index: int) -> dict[Any, Any]:
+    try:
+        return dict(dataset[index])
+    except SystemExit as error:
+        raise RuntimeError(f"a transform ended the program ({error})") from error

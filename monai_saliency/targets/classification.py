@@ -67,7 +67,11 @@ class ClassScore(Target):
     """
 
     def __init__(
-        self, classes: Sequence[int] | int | str, activation: str, scale: str = "auto", against: int | None = None
+        self,
+        classes: Sequence[int] | int | str,
+        activation: str,
+        scale: str = "probability",
+        against: int | None = None,
     ) -> None:
         activation = check_option("activation", activation, list(ACTIVATIONS))
         if isinstance(classes, str):

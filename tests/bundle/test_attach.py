@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,6 @@ def test_under_amp_and_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[s
     run.run()
     said = capfd.readouterr()
     assert "hierarchical_occlusion" in said.out
-    assert all(re.search(rf"{case}: [^\r]* patch forwards, [^\r]* predictions", said.err) for case in ("s0", "s1"))
     rows = rows_of(tmp_path / "maps" / "summary.csv")
     assert all(1 < float(row["predictions"]) <= 40 for row in rows)
     assert all(float(row["predictions"]) < float(row["forwards"]) for row in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,16 +22,13 @@ def test_patches_are_remembered_under_amp(
     make: Callable[[str], Bundle],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The same scores and maps as from whole images, from fewer patches, through the bundle's own inferer."""
     bundle = make("spleen_ct_segmentation")
     assert '"amp": true' in bundle.config.read_text()
     bundle.explain(few_masks=False, saliency_dir=str(tmp_path / "remembered"), **method)
-    said = capfd.readouterr().err
     monkeypatch.setattr("monai_saliency.inferers.inferer.remember", lambda *args: None)
     bundle.explain(few_masks=False, saliency_dir=str(tmp_path / "whole"), **method)
-    assert "patch forwards" not in capfd.readouterr().err
     scores = [scores_of(tmp_path / name / "scores") for name in ("remembered", "whole")]
     rows = [rows_of(tmp_path / name / "summary.csv") for name in ("remembered", "whole")]
     assert len(scores[0]) == len(rows[0]) == len(bundle.scans)
@@ -41,9 +37,6 @@ def test_patches_are_remembered_under_amp(
         assert np.ptp(scores[0][case]) > 1e-3
         one, other = (nib.load(tmp_path / n / f"{case}_saliency.nii.gz").get_fdata() for n in ("remembered", "whole"))
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
-        told = re.findall(rf"{case}: at least (\d+) patch forwards", said)
-        assert len(told) == (1 if method else 4)
-        assert int(told[-1]) == int(ours["forwards"])  # with those of the rounds before
         # Eight patches a volume; of the smaller one, windows that are not on the patches' grid touch all.
         assert int(ours["forwards"]) <= 8 * (1 if method and case == "spleen_1" else 0.7) * int(whole["forwards"])
         assert method or float(ours["predictions"]) <= 40

@@ -34,7 +34,7 @@ class TestRegionMasks:
         ("labels", "match"),
         [
             (None, "need the case's label map"),
-            (torch.zeros(1, 2, 3), "no label but 0"),
+            (torch.zeros(1, 2, 3), "has only label 0"),
             (torch.full((1, 2, 3), 0.5), "values that are not whole numbers"),
             (torch.full((1, 2, 3), float("nan")), "values that are not whole numbers"),
             (torch.tensor([[[0.0, 1, 2], [3, 4, float("inf")]]]), "not whole numbers, NaN or infinity"),

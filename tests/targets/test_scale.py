@@ -28,7 +28,7 @@ def exact(logits: list[float], each: int, kind: str) -> float:
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 def test_log_odds_are_those_of_the_logits_where_the_probability_rounds_to_one(activation: str) -> None:
-    bound = ClassScore("all", activation).bind(SURE, FLAT)
+    bound = ClassScore("all", activation, "auto").bind(SURE, FLAT)
     other = torch.tensor([[0.5, 60.0, -20.0]])
     plain = ClassScore("all", activation, "probability").bind(SURE, FLAT)
     assert float(plain(SURE)[0, 0]) == 1.0
@@ -48,7 +48,7 @@ def test_the_unperturbed_probability_of_the_class_itself_decides(probability: fl
     logit = math.log(probability / (1 - probability))
     output = torch.tensor([[logit, 0.3]], dtype=torch.float64)
     for classes in ([0], [1, 0]):  # law 11
-        bound = ClassScore(classes, "sigmoid").bind(output, FLAT)
+        bound = ClassScore(classes, "sigmoid", "auto").bind(output, FLAT)
         assert float(bound(output)[0, -1]) == pytest.approx(logit if saturated else probability)
         quantity = bound.quantities()[-1]
         assert quantity.reported(float(bound(output)[0, -1])) == pytest.approx(probability)
@@ -57,15 +57,15 @@ def test_the_unperturbed_probability_of_the_class_itself_decides(probability: fl
 def test_a_network_without_logits_is_clamped_at_its_rounding(caplog: pytest.LogCaptureFixture) -> None:
     output = torch.tensor([[1.0, 0.0]])
     with caplog.at_level(logging.INFO, "monai_saliency"):
-        bound = ClassScore([0, 1], "none").bind(output, FLAT)
+        bound = ClassScore([0, 1], "none", "auto").bind(output, FLAT)
     rounding = 2.0**-23
     wanted = math.log((1 - rounding) / rounding)
     assert bound(output)[0].tolist() == pytest.approx([wanted, -wanted])
     assert "ct_7: the probability 1, 0 is saturated" in caplog.text
     assert bound.quantities()[0] == ("log-odds of the clamped network output of the class", "log-odds")
     # Logits are not probabilities, however large they are; nor is one number.
-    assert ClassScore([0], "none").bind(SURE, FLAT).quantities()[0].unit == "network output"
-    assert ClassScore([0], "none").bind(torch.tensor([[1.0]]), FLAT).quantities()[0].unit == "network output"
+    assert ClassScore([0], "none", "auto").bind(SURE, FLAT).quantities()[0].unit == "network output"
+    assert ClassScore([0], "none", "auto").bind(torch.tensor([[1.0]]), FLAT).quantities()[0].unit == "network output"
     with pytest.raises(ValueError, match=r"`scale` 'log_odds' needs probabilities, .* lie in \[30, 30\]"):
         ClassScore([0], "none", "log_odds").bind(SURE, FLAT)
 
@@ -104,7 +104,7 @@ class TestAgainst:
             output = torch.tensor([[2.0, 1.0, third]])
             assert float(bound(output)) == pytest.approx(1.0, abs=1e-5)
         assert bound.quantities() == [("difference of the logits of two classes", "logits")]
-        saturated = ClassScore([0], activation, against=1).bind(SURE, FLAT)
+        saturated = ClassScore([0], activation, "auto", 1).bind(SURE, FLAT)
         assert float(saturated(SURE)) == pytest.approx(32.0)
 
     def test_of_the_automatic_target(self) -> None:

@@ -66,11 +66,11 @@ def test_share_by_hand(waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_run_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a network that takes 20 ms. Two images of each case go through it alone, and one more to predict."""
+    """With a network that takes 20 ms. Of each case three images go through it alone or to predict."""
     write_scans(tmp_path, 2)
-    monai.bundle.run(**settings(tmp_path, "out", seconds=0.02))
+    monai.bundle.run(**settings(tmp_path, "out", seconds=0.02), fill=0.0)
     assert not list(tmp_path.rglob("*.pt.trace.json*"))  # unless it is asked for
-    (found,) = re.findall(r"network busy (\S+) % of the (\S+) s .* \((\d+) images\)", capsys.readouterr().out)
+    (found,) = re.findall(r"network busy (\S+) % of the (\S+) s .* \((\d+) images, with", capsys.readouterr().out)
     share, wall, images = float(found[0]), float(found[1]), int(found[2])
-    assert images == 2 * (2 + BATCHES * BATCH)
+    assert images == 2 * (3 + BATCHES * BATCH)
     assert 0.02 * 2 * (BATCHES + 2) <= share / 100 * wall + 0.1 <= wall + 0.1
