@@ -238,18 +238,16 @@ class SaliencyHandler:
         yield Batch(images, items, predictions=self._predictions(engine, len(items)))
 
     def first_cases(self, like: torch.Tensor, label_key: Any = None) -> Iterator[tuple[torch.Tensor, Case]]:
-        """The first cases of the cohort, whichever of them this process explains, each as an image ``(1, C, *spatial)``
-        on the device and in the precision of another one. Cases that cannot be loaded are left out.
-        """
+        """The cohort's first loadable cases, each an image ``(1, C, *spatial)`` of the type of ``like``."""
         dataset: Any = getattr(self._loader, "cohort", getattr(self._loader, "dataset", None))
         for index in range(min(_FIRST, len(dataset)) if isinstance(dataset, Sized) else 0):
+            with ThreadPoolExecutor(1) as pool:  # no signal ends the program there, only a transform
+                loaded = pool.submit(dataset.__getitem__, index)
             try:
-                with ThreadPoolExecutor(1) as pool:  # no signal ends the program there, so SystemExit is a transform's
-                    loaded = pool.submit(_loaded, dataset, index).result()
-                item = {"case": str(index), **loaded}
+                item = {"case": str(index), **loaded.result()}
                 item.setdefault(self.label_key, item.get(label_key))
                 yield plain(item[self.image_key])[None].to(like), self._case_of(item, None)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 logger.info("case %d of the cohort is left out in the choice of the fill: %s", index, error)
 
     def _predictions(self, engine: Engine, count: int) -> Sequence[Any] | None:
@@ -450,10 +448,3 @@ def _figure(quantity: Quantity, score: float) -> str:
     """The score of a title; of a saturated probability with its log-odds."""
     reported = f"{quantity.reported(score):.3f}"
     return f"{reported} (log-odds {score:.2f})" if quantity.unit == "log-odds" else reported
-
-
-def _loaded(dataset: Any, index: int) -> dict[Any, Any]:
-    try:
-        return dict(dataset[index])
-    except SystemExit as error:
-        raise RuntimeError(f"a transform ended the program ({error})") from error
