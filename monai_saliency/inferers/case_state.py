@@ -262,7 +262,6 @@ class CaseState:
             )
             explanation = of_members(explanation, self.rounding)
             if problem := explanation.fill_problem:
-                logger.warning("case %s: %s", self.case.name, problem)
                 return replace(explanation, stopped="; ".join(filter(None, [stopped, problem])))
             return explanation
 

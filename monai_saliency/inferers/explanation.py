@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +15,9 @@ from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.targets.base import BoundTarget, Quantity, label_name
 from monai_saliency.utils.timing import stage
 
-__all__ = ["FILL_LEAVES", "Explanation", "of_members", "share_left"]
+__all__ = ["FILL_LEAVES", "Explanation", "of_members", "share_left", "warned"]
+
+logger = logging.getLogger(__name__)
 
 #: a fill that leaves a larger share of what a score can move by is none
 FILL_LEAVES = 0.5
@@ -168,6 +171,14 @@ def share_left(target: BoundTarget, before: torch.Tensor, hidden: torch.Tensor, 
     moved = (before - hidden).abs()
     can_move = can_move.maximum(moved)
     return torch.where(can_move > 0, 1 - moved / can_move, 1.0)
+
+
+def warned(explanations: list[Explanation]) -> list[Explanation]:
+    """Explanations, with a warning in the log for each whose fill leaves most of a score."""
+    for each in explanations:
+        if each.fill_problem:
+            logger.warning("case %s: %s", each.name, each.fill_problem)
+    return explanations
 
 
 def of_members(explanation: Explanation, rounding: float) -> Explanation:

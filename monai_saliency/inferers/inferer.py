@@ -20,7 +20,7 @@ from monai_saliency.estimators.rise import MCRISEScoring, RISEScoring
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.inferers.explanation import Explanation, warned
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
@@ -195,7 +195,7 @@ class PerturbationInferer(Inferer):
             cases = cases_of(self.inputs.split(inputs).meta, labels, spacing, names)
         states = self.score(inputs, network, *args, cases=cases, stored=stored, **kwargs)
         with torch.no_grad():
-            return [state.explanation() for state in states]
+            return warned([state.explanation() for state in states])
 
     def score(
         self,
