@@ -181,7 +181,7 @@ def test_each_run_is_recorded_with_its_failures(cohort: Path, tmp_path: Path) ->
 
 
 class Interrupted(torch.nn.Module):
-    """Two logits of an image, until Ctrl-C is pressed in its seventh forward."""
+    """Two logits of an image, until Ctrl-C is pressed in its tenth forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Interrupted(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.forwards += 1
-        if self.forwards == 7:
+        if self.forwards == 10:
             raise KeyboardInterrupt
         return x.flatten(1)[:, :2]
 
@@ -197,8 +197,15 @@ class Interrupted(torch.nn.Module):
 @pytest.mark.slow
 def test_an_interrupted_run_says_so(cohort: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    # A prediction, a reference and three batches of masks for each case.
-    settings = {"tracking": "mlflow", "method": "rise", "num_masks": 3, "mask_batch_size": 1, "store_dir": ""}
+    # Up to eight forwards for each case: the prediction, references, all hidden, and three batches of masks.
+    settings = {
+        "tracking": "mlflow",
+        "method": "rise",
+        "num_masks": 3,
+        "mask_batch_size": 1,
+        "store_dir": "",
+        "fill": 0.0,
+    }
     with pytest.raises(KeyboardInterrupt):
         run(cohort, out, "", network_def={"_target_": "test_mlflow.Interrupted"}, **settings)
     (recorded,) = runs(out)
