@@ -118,7 +118,7 @@ def test_default_explanation_of_all_folds(
     """
     for i, name in enumerate(("a_0000", "b")):
         scan(tmp_path / "scans" / f"{name}.nii.gz", OBLIQUE, (8, 15, 14), i)
-    settings = {"nnunet_configuration": "3d_fullres", "nnunet_mirroring": False}
+    settings = {"nnunet_configuration": "3d_fullres", "nnunet_mirroring": False, "fill": 0.0}
     with counted_patches() as ours:
         rows = explain(nnunet_models, tmp_path / "scans", tmp_path / "out", **settings)
     predictor = own_predictor(nnunet_models / FULL, [0, 1], mirroring=False)
@@ -128,9 +128,9 @@ def test_default_explanation_of_all_folds(
     assert [row["case"] for row in rows] == ["a", "b"]
     assert all(1 < float(row["predictions"]) <= 40 for row in rows)
     # With the prediction itself, and one perturbed image of each case that the bundle's inferer runs for comparison;
-    # and for each case, fold and round of four at most three patches are compared alone.
+    # and for each case, fold and round of four at most three patches are compared alone. One has everything hidden.
     found = sum(theirs) / 2 * sum(2 + float(row["predictions"]) for row in rows)
-    assert found <= sum(ours) <= found + 2 * 2 * 4 * 3
+    assert found <= sum(ours) <= found + 2 * 2 * 4 * 3 + 2 * 2
     assert "no patches are remembered" not in caplog.text
     for name in "ab":
         saliency = nib.load(tmp_path / "out" / f"{name}_saliency.nii.gz")

@@ -92,7 +92,7 @@ def with_numpy(models: Path) -> None:
             (FULL, [0], None, "checkpoint_latest.pth"),
             "but checkpoint_best.pth, checkpoint_final.pth in fold_0",
         ),
-        (read_by("MyReader"), (FULL,), "are read by MyReader, and only those .* SimpleITKIO, .* are explained"),
+        (read_by("MyReader"), (FULL,), "are read by MyReader, and only scans of SimpleITKIO, .* are explained"),
         (lambda models: (models / FULL / "dataset.json").unlink(), (FULL,), "No such file .*dataset.json"),
     ],
 )
