@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,7 +141,9 @@ def test_the_demo_runs_our_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["demo", "--output_dir", "out", "--", "--method", "rise"])
     assert ended.value.code == 3
-    assert called[0][1:6] == ["-m", "monai.bundle", "run", "--bundle_root", str(BUNDLE)]
+    assert called[0][1:5] == ["-m", "monai.bundle", "run", "--bundle_root"]
+    configs = (Path(root, "configs/inference.yaml").read_bytes() for root in (called[0][5], BUNDLE))
+    assert len({*configs}) == 1  # the clone's bundle, or the one that pip installed from it
     assert called[0][-6:] == ["--output_dir", "out", "--demo_dir", "out/scans", "--method", "rise"]
 
 

@@ -192,8 +192,10 @@ def test_a_full_disk_stops_the_run_and_spoils_nothing(cohort: Path, monkeypatch:
     cause = root_cause(caught.value)
     assert isinstance(cause, OutputError)
     assert "s1_saliency.nii.gz: No space left on device. What was written before is whole" in str(cause)
-    assert [p.name for p in (cohort / "out").glob("*saliency*")] == ["s0_saliency.nii.gz"]
-    assert np.isfinite(nib.load(cohort / "out" / "s0_saliency.nii.gz").get_fdata()).all()
+    saved = {path.name: nib.load(path) for path in (cohort / "out").glob("*saliency*")}
+    # Files are written beside the run: the third case's may be on its way when the second's fails.
+    assert {"s0_saliency.nii.gz"} <= saved.keys() <= {"s0_saliency.nii.gz", "s2_saliency.nii.gz"}
+    assert all(np.isfinite(saliency.get_fdata()).all() for saliency in saved.values())
     assert not list((cohort / "out").rglob(".tmp*"))
     assert not (cohort / "out" / "failures.csv").exists()
     monkeypatch.undo()
