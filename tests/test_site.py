@@ -62,6 +62,8 @@ def test_the_reference_has_every_public_name() -> None:
     names = public()
     assert len(names) > 200
     assert not {name for name, value in names.items() if hooks.defined(value, name) not in entries}
+    assert "monai_saliency.storage.dicom.read_series" in entries
+    assert {f"reference/{name}.png" for name in ms.methods.__all__} == {*hooks.pictures()}
 
 
 def test_every_notebook_has_a_page() -> None:
@@ -82,9 +84,11 @@ def test_links_lead_to_pages_of_the_site() -> None:
     )
     expected = "[a](bundle.html#the-report) [b](pages/cost.md) [c](files/LICENSE) [d](https://x.org/) [e](#here)"
     assert hooks.relinked("index.md", text) == expected.replace(".html", ".md")
-    assert hooks.relinked("pages/x.md", "[r](../../monai_saliency/masks) [t](../../tutorials)") == (
-        "[r](../reference/masks.md) [t](../notebooks.md)"
+    modules = "[r](../../monai_saliency/masks) [d](../../monai_saliency/storage/dicom.py) [t](../../tutorials)"
+    assert hooks.relinked("pages/x.md", modules) == (
+        "[r](../reference/masks.md) [d](../reference/storage.dicom.md) [t](../notebooks.md)"
     )
+    assert hooks.home("reference/storage.dicom.md") == "monai_saliency/storage/dicom.py"
 
 
 # The site as it is built. ---------------------------------------------------------------------------------------------
@@ -126,3 +130,24 @@ def test_the_built_site_loads_nothing_from_a_network(site: Path) -> None:
         assert not [link for link in Loaded(path).loaded if re.match(r"(https?:)?//", link)], path
     for path in site.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import\s*)[\"']?(?:https?:)?//", path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.slow
+def test_the_reference_shows_signatures_pictures_and_sources(site: Path) -> None:
+    page = (site / "reference" / "methods.html").read_text(encoding="utf-8")
+    text = re.sub(r"<[^>]+>", "", page)
+    assert "rise(\n    num_masks: int | None = None,\n" in text  # ruff formats signatures
+    assert all((site / "reference" / name).is_file() for name in re.findall(r'src="([^"/]+\.png)"', page))
+    assert text.count("Source code in monai_saliency/methods/") == page.count(".png")  # one picture a method
+    assert "Source of this page: monai_saliency/methods/__init__.py" in text
+
+
+@pytest.mark.slow
+def test_a_page_that_was_not_found_leads_to_others(site: Path) -> None:
+    """Its links are relative to a root that it looks for, and all pages are in it."""
+    page = Loaded(site / "404.html")
+    text = (site / "404.html").read_text(encoding="utf-8")
+    assert "<base href" in text
+    assert not [link for link in page.loaded if link.startswith("/")]
+    assert '"pages/methods.html"' in text
+    assert '"reference/storage.dicom.html"' in text

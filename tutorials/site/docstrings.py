@@ -82,10 +82,20 @@ def exampled(lines: list[str]) -> list[str]:
     return [line for i, line in enumerate(made) if line.strip() or i == 0 or made[i - 1] != "Examples:"]
 
 
+def pictured(lines: list[str], obj: griffe.Object) -> list[str]:
+    """The lines of a method with its picture after the first paragraph."""
+    if not obj.path.startswith("monai_saliency.methods.") or obj.name not in {*hooks.PICTURED, *hooks.LIKE}:
+        return lines
+    end = lines.index("") if "" in lines else len(lines)
+    like = f" Its map looks like that of `{hooks.LIKE[obj.name]}`." if obj.name in hooks.LIKE else ""
+    picture = f"![A scan with a lesion, and its map by {obj.name}]({obj.name}.png)"
+    return [*lines[:end], "", picture + like, *lines[end:]]
+
+
 class Docstrings(griffe.Extension):
     """What mkdocstrings reads, before it parses it."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring is not None:
             lines = exampled(tabled(obj.docstring.value.split("\n")))
-            obj.docstring.value = linked("\n".join(lines), obj.module.path)
+            obj.docstring.value = linked("\n".join(pictured(lines, obj)), obj.module.path)
