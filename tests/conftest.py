@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Before anything imports NumPy: its threads, one for each core in each worker, wait for each other for minutes.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 import pytest
 import torch
 import torch.distributed as dist

@@ -6,6 +6,7 @@ refuses. A backend can be sent to another process; entries in memory are not sen
 
 from __future__ import annotations
 
+import copyreg
 import errno
 import io
 import os
@@ -32,15 +33,20 @@ from monai_saliency.utils.monai_private import tree_map
 
 __all__ = ["Backend", "DiskBackend", "EntryError", "LMDBBackend", "MemoryBackend", "decode", "encode"]
 
+_ENUMS: list[Any] = [
+    kind for kind in vars(monai.utils.enums).values() if isinstance(kind, type) and issubclass(kind, Enum)
+]
 # The types in MONAI's items that torch does not load by itself.
 _TYPES: list[Any] = [
     *(MetaTensor, np.ndarray, np.dtype, pathlib.PosixPath, pathlib.WindowsPath),
     *(np.zeros(0).__reduce__()[0], np.float32(0).__reduce__()[0]),  # the functions that make arrays and numbers
     *(kind for kind in vars(np.dtypes).values() if isinstance(kind, type)),
     *(kind for kind in vars(np).values() if isinstance(kind, type) and issubclass(kind, np.generic)),
-    *(kind for kind in vars(monai.utils.enums).values() if isinstance(kind, type) and issubclass(kind, Enum)),
+    *_ENUMS,
 ]
 torch.serialization.add_safe_globals(_TYPES)
+for _enum in _ENUMS:  # Python 3.11.0 to 3.11.3 would pickle getattr, which is not read again
+    copyreg.pickle(_enum, lambda member: (type(member), (member.value,)))
 _CHECKSUM = 4  # bytes
 
 
