@@ -3,8 +3,8 @@
 ``demo`` explains a cohort of brain scans that it makes, ``overlay NAME`` prints the path of a config to add to a
 bundle's, ``methods`` lists the methods and their settings, ``report FOLDER`` makes pages of an output folder,
 ``report A B --output_dir DIR`` compares several, ``compare A B`` reports how the maps of two runs differ, and
-``gather SWEEP_DIR`` makes a table and a plot of a sweep. ``command`` prints the command of
-``bundle/slurm/explain.sbatch``.
+``gather SWEEP_DIR`` makes a table and a plot of a sweep. ``bundle`` prints the folder of the demo's bundle, which has the
+job script ``slurm/explain.sbatch``; ``command`` prints the command of that script.
 
 Each command imports what it needs and no more.
 """
@@ -91,16 +91,28 @@ def _parser() -> argparse.ArgumentParser:
     words = "the setting that the others are compared with; by default the one with the most forwards a case"
     made.add_argument("--reference", metavar="SETTING", help=words)
 
+    command(_bundle, "print the folder of the demo's bundle, which has slurm/explain.sbatch")
+
     made = command(_command, "print the command of bundle/slurm/explain.sbatch, which asks for it")
     made.add_argument("words", nargs="*", metavar="-- --ID VALUE", help="further flags of the bundle")
     return parser
 
 
-def _demo(output_dir: str, words: Sequence[str]) -> None:
+def _bundle_root() -> Path:
+    """The folder of our bundle: in a clone, or where pip puts a package's data."""
     here = Path(__file__).parents[1] / "bundle", Path(sysconfig.get_path("data")) / "share/monai-saliency/bundle"
     root = next((folder for folder in here if (folder / "configs/inference.yaml").is_file()), None)
     if root is None:
         raise FileNotFoundError("the demo's bundle is not installed: run this in a clone, after pip install -e .[demo]")
+    return root
+
+
+def _bundle() -> None:
+    print(_bundle_root())
+
+
+def _demo(output_dir: str, words: Sequence[str]) -> None:
+    root = _bundle_root()
     if missing := [name for name in ("fire", "ignite", "nilearn", "tqdm", "yaml") if find_spec(name) is None]:
         raise ImportError(f'the demo needs {", ".join(missing)}: pip install "monai-saliency[demo]"')
     command = [sys.executable, "-m", "monai.bundle", "run", "--bundle_root", str(root)]

@@ -124,7 +124,7 @@ def test_the_first_forward_fails(network: torch.nn.Module, images: torch.Tensor,
         ms.rise(20, target=0)(images, network.eval())
 
 
-@pytest.mark.parametrize("words", ["overlay explain", "methods", "--help", "--version", "report --help", "demo --help"])
+@pytest.mark.parametrize("words", ["overlay explain", "methods", "--help", "--version", "report --help", "demo --help", "bundle"])
 def test_a_command_imports_what_it_needs(words: str) -> None:
     """Nothing that takes a second to import, or that a bare installation lacks."""
     code = "import sys; import monai_saliency.__main__ as m\ntry: m.main(sys.argv[1:])\nfinally: print(*sys.modules)"
@@ -134,8 +134,8 @@ def test_a_command_imports_what_it_needs(words: str) -> None:
     assert not loaded & {"torch", "monai", "numpy", "fire", "ignite", "yaml"}
 
 
-def test_the_demo_runs_our_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With flags of the bundle, and its status."""
+def test_the_demo_runs_our_bundle(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With flags of the bundle, and its status. The bundle's folder has the job script."""
     called: list[list[str]] = []
     monkeypatch.setattr("subprocess.call", lambda words: called.append(words) or 3)
     with pytest.raises(SystemExit) as ended:
@@ -145,6 +145,8 @@ def test_the_demo_runs_our_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = (Path(root, "configs/inference.yaml").read_bytes() for root in (called[0][5], BUNDLE))
     assert len({*configs}) == 1  # the clone's bundle, or the one that pip installed from it
     assert called[0][-6:] == ["--output_dir", "out", "--demo_dir", "out/scans", "--method", "rise"]
+    main(["bundle"])
+    assert Path(capsys.readouterr().out.strip(), "slurm", "explain.sbatch").is_file()
 
 
 def test_the_help_of_methods_is_read_from_their_source() -> None:
