@@ -124,7 +124,9 @@ def test_the_first_forward_fails(network: torch.nn.Module, images: torch.Tensor,
         ms.rise(20, target=0)(images, network.eval())
 
 
-@pytest.mark.parametrize("words", ["overlay explain", "methods", "--help", "--version", "report --help", "demo --help", "bundle"])
+@pytest.mark.parametrize(
+    "words", ["overlay explain", "methods", "--help", "--version", "report --help", "demo --help", "bundle"]
+)
 def test_a_command_imports_what_it_needs(words: str) -> None:
     """Nothing that takes a second to import, or that a bare installation lacks."""
     code = "import sys; import monai_saliency.__main__ as m\ntry: m.main(sys.argv[1:])\nfinally: print(*sys.modules)"

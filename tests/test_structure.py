@@ -28,6 +28,7 @@ from monai.bundle import ComponentLocator, ConfigParser
 from monai_saliency import PerturbationInferer, methods
 from monai_saliency.__main__ import main
 from monai_saliency.bundle.command import from_environment
+from monai_saliency.version import __version__
 
 #: From bottom to top: a room imports only from rooms to the left of it.
 ROOMS = (
@@ -399,6 +400,15 @@ def test_no_module_and_no_function_is_long() -> None:
         functions = [node for node in module.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         long += [f"{module.name}.{each.name}: {code_lines(each)} lines" for each in functions if code_lines(each) > 60]
     assert not long, "\n".join(long)
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    """And the changelog has it, below what is not released."""
+    metadata = json.loads((BUNDLE / "configs" / "metadata.json").read_text(encoding="utf-8"))
+    assert metadata["required_packages_version"]["monai-saliency"] == __version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == __version__
+    releases = re.findall(r"^## \[(.*)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert releases[:2] == ["Unreleased", __version__]
 
 
 def test_no_machine_is_named() -> None:
