@@ -3,8 +3,8 @@
 ``demo`` explains a cohort of brain scans that it makes, ``overlay NAME`` prints the path of a config to add to a
 bundle's, ``methods`` lists the methods and their settings, ``report FOLDER`` makes pages of an output folder,
 ``report A B --output_dir DIR`` compares several, ``compare A B`` reports how the maps of two runs differ, and
-``gather SWEEP_DIR`` makes a table and a plot of a sweep. ``bundle`` prints the folder of the demo's bundle, which has the
-job script ``slurm/explain.sbatch``; ``command`` prints the command of that script.
+``gather SWEEP_DIR`` makes a table and a plot of a sweep. ``bundle`` prints the folder of the demo's bundle, which has
+the job script ``slurm/explain.sbatch``; ``command`` prints the command of that script.
 
 Each command imports what it needs and no more.
 """
