@@ -23,6 +23,7 @@ from monai_saliency.targets import (
     EmbeddingSimilarity,
     FieldSimilarity,
     FunctionScore,
+    Recalibrated,
     RegionScore,
     RegressionScore,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "OrganSupervoxels",
     "PatchMemory",
     "PerturbationInferer",
+    "Recalibrated",
     "RegionScore",
     "RegressionScore",
     "Saliency",

@@ -19,7 +19,6 @@ from monai.utils import CommonKeys
 
 from monai_saliency.cases import Case, affine_in_mm, check_inversion, image_affine, image_file, image_spacing
 from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
-from monai_saliency.fills.auto import AutoFill
 from monai_saliency.handlers.summary import Summary, described, figures, note_settings, scan_mark, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
@@ -28,6 +27,7 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.progress import Progress
+from monai_saliency.inferers.recalibration import recalibrated
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.networks.runtime import same_network
@@ -230,9 +230,9 @@ class SaliencyHandler:
         """The batches to explain after one iteration of the evaluator."""
         output: Any = engine.state.output
         images, items = output[self.image_key], decollate_batch(engine.state.batch)
-        if isinstance(self.inferer.fill, AutoFill):
-            chosen = choose_fill(self.inferer, self.explainer.network, self.first_cases(images))
-            self.inferer = self.explainer.inferer = chosen
+        network, first = self.explainer.network, partial(self.first_cases, images)
+        chosen = choose_fill(self.inferer, network, first())
+        self.inferer = self.explainer.inferer = recalibrated(chosen, network, first(), self.explainer.network_id)
         for i, item in enumerate(items):
             item.setdefault("case", scan_name(images, i))
         yield Batch(images, items, predictions=self._predictions(engine, len(items)))

@@ -18,6 +18,7 @@ from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import BoundTarget, Target
+from monai_saliency.targets.recalibrated import softened
 from monai_saliency.utils.boxes import Box, everywhere
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import score_precision
@@ -154,7 +155,17 @@ class CaseState:
             self.bind(rows(output, offset, offset + 1, count))
             start, offset = 1, offset + 1
         if start < stop:
-            self.add(start, stop, self.target(rows(output, offset, offset + stop - start, count)))
+            output = rows(output, offset, offset + stop - start, count)
+            self.add(start, stop, self.target(self.calibrated(output, start, stop)))
+
+    def calibrated(self, output: Any, start: int, stop: int) -> Any:
+        """The output of rows [start, stop), or of one row, as a recalibrated target reads it."""
+        if not self.target.temperatures or start == 0:
+            return output
+        if start == HIDDEN:
+            return softened(output, torch.ones(1, device=output.device), self.target.temperatures)
+        kept = self.masks.kept_share(self.masks.render(self.masks_of(start, stop))).flatten(1).mean(dim=1)
+        return softened(output, 1 - kept, self.target.temperatures)
 
     def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
         """Take the scores of rows [start, stop), all of masks."""

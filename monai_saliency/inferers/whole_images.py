@@ -75,10 +75,11 @@ class WholeImages(Scoring):
             self._alone.append((index, 0, self._run_alone(index, self._unperturbed(index))))
         if check.words and stop > 1:
             changed = state.most_changed(stop)
-            self._alone.append((index, changed, self._run_alone(index, self._perturbed(index, offset, changed))))
+            image = self._perturbed(index, offset, changed)
+            self._alone.append((index, changed, self._run_alone(index, image, changed)))
         hidden = self._unperturbed(index)
         state.perturb(HIDDEN, HIDDEN + 1, out=hidden)
-        state.hidden_scores = self._run_alone(index, hidden).scores
+        state.hidden_scores = self._run_alone(index, hidden, HIDDEN).scores
 
     def _compare(self) -> None:
         """Compare what rows gave alone with what they gave in their batch."""
@@ -131,12 +132,14 @@ class WholeImages(Scoring):
         self.states[index].perturb(number, number + 1, out=image)
         return image
 
-    def _run_alone(self, index: int, image: torch.Tensor) -> Seen:
-        """The output of an image ``(1, C, *spatial)`` of a case when run alone."""
+    def _run_alone(self, index: int, image: torch.Tensor, row: torch.Tensor | int = 0) -> Seen:
+        """The output of the image ``(1, C, *spatial)`` of a case's row when run alone."""
         state = self.states[index]
+        number = int(row) if state.target.temperatures else 0
 
         def run(batch: torch.Tensor, words: str) -> Seen:
             output = self.forward.images(batch, self.split, [(index, len(batch))], state.case.name)
-            return Seen.of(rows(output, 0, 1, len(batch)), state.target, words)
+            output = state.calibrated(rows(output, 0, 1, len(batch)), number, number + 1)
+            return Seen.of(output, state.target, words)
 
         return cast(Seen, run_alone(self.forward.network, image, len(self.batch), run))
