@@ -35,10 +35,10 @@ def recalibrated(
     """Fit the temperatures of a :class:`~monai_saliency.Recalibrated` target on the first eight cases that can be
     explained, without labels.
 
-    Six RISE masks of each case and each strength hide parts by the inferer's fill. The temperature of a strength has the
-    least cross-entropy between the softened probabilities of these images, and the network's own of the unperturbed
-    image. (Decker et al. take labels instead.) It takes 61 forwards of a case, and the checks of each run. The
-    temperatures depend on the fill, and are kept with the fingerprint of the network: a changed network is fitted again.
+    Six RISE masks of each case and each strength hide parts by the inferer's fill. The temperature of a strength has
+    the least cross-entropy between the softened probabilities of these images, and the network's own probability of the
+    unperturbed image (Decker et al. take labels instead). It takes 70 forwards of a case. The temperatures depend on
+    the fill. They are kept with the fingerprint of the network, so that a changed network is fitted again.
 
     Args:
         inferer: explains the cohort; one with another target, or whose temperatures fit the network, is returned

@@ -51,9 +51,7 @@ class Recalibrated(Target):
         [[4.0], [4.0], [2.0]]
     """
 
-    def __init__(
-        self, target: Target, temperatures: Sequence[float] | None = None, network: str | None = None
-    ) -> None:
+    def __init__(self, target: Target, temperatures: Sequence[float] | None = None, network: str | None = None) -> None:
         name = type(target).__name__
         if not isinstance(target, ClassScore):
             raise ValueError(f"only class scores can be recalibrated: `target` must be a ClassScore, got {name}")

@@ -74,14 +74,16 @@ def test_the_temperature_is_the_best_of_a_slow_search(activation: str) -> None:
         for one, own in zip(found.flatten().tolist(), wanted.flatten().tolist(), strict=True):
             loss -= own * math.log(one) + ((1 - own) * math.log(1 - one) if activation == "sigmoid" else 0.0)
         losses[temperature] = loss
-    assert fit_temperature(logits, read(clean), activation) == pytest.approx(min(losses, key=losses.__getitem__), rel=2e-3)
+    assert fit_temperature(logits, read(clean), activation) == pytest.approx(
+        min(losses, key=losses.__getitem__), rel=2e-3
+    )
     saturated = torch.tensor([[50.0, -50.0]], dtype=torch.float64)
     assert fit_temperature(saturated, read(saturated), activation) == 1.0  # no other temperature is better
 
 
 def test_the_calibration_error_falls() -> None:
     """The figure of the paper, on a network whose temperature is known: 1 / sqrt(1 - hidden share). Without labels the
-    fit is as good as with them, and eight cases are enough to halve the error.
+    fit is as good as with them, and eight cases are enough for most of it.
     """
     network, (images, classes) = Normalised(), drawn(1, 40_000)
     few = fitted(ms.rise(100, target=ms.Recalibrated(SOFTMAX)), network).target.temperatures
@@ -91,13 +93,13 @@ def test_the_calibration_error_falls() -> None:
             logits = network(images * (torch.rand(images.shape, generator=random) > strength)).double()
             known = network(images).double().softmax(1), torch.eye(2).double()[classes]
         found = [fit_temperature(logits, wanted, "softmax") for wanted in known]
-        assert found == pytest.approx([(1 - strength) ** -0.5] * 2, rel=0.08)
+        assert found == pytest.approx([(1 - strength) ** -0.5] * 2, rel=0.12)
         each = [(logits / t).softmax(1)[:, 1].numpy() for t in (1.0, temperature, found[0])]
         errors.append([calibration_error(probability, classes.numpy()) for probability in each])
     print("calibration error by strength: before, fitted on eight cases, on all\n", np.round(errors, 4))
     before, by_eight_cases, after = np.mean(errors, axis=0)
     assert after < 0.1 * before
-    assert by_eight_cases < 0.5 * before
+    assert by_eight_cases < 0.25 * before
 
 
 def test_scores_by_a_slow_computation() -> None:
