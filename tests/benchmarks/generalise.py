@@ -83,7 +83,32 @@ def filled(name: str, question: Question) -> Any:
     return getattr(fills, FILLS[name], fills.ConstantFill)()
 
 
-def ours(name: str, fill: str = "zero", scale: str = "auto", **settings: Any) -> Method:
+def leaves(question: Question, explain: Any, scale: str) -> float:
+    """How much of what a score can move by is left with everything hidden, by the network's output alone: of a class it
+    moves to chance, of a number as far as 64 random masks move it.
+    """
+    fill = explain.fill.bind(ms.Case("image", question.image[0])) if hasattr(explain.fill, "bind") else explain.fill
+    hidden, target = fill(question.image), question.target
+    images, nothing = torch.cat([question.image, hidden]), 0.5
+    if getattr(target, "activation", None) == "softmax" and isinstance(target, ms.ClassScore):
+        logits = question.network(images).double()
+        before, after = (logits[:, target.classes[0]] - logits[:, 1 - target.classes[0]]).tolist()  # two classes
+        if scale != "auto" or 0.01 <= 1 / (1 + np.exp(-before)) <= 0.99:
+            before, after = (1 / (1 + np.exp(-each)) for each in (before, after))
+        else:
+            nothing = 0.0
+        moves = abs(before - nothing)
+    else:
+        random = torch.Generator().manual_seed(0)
+        cells = torch.rand(64, 1, *[7] * question.truth.ndim, generator=random).round().to(hidden.device)
+        masks = torch.nn.functional.interpolate(cells, question.truth.shape)
+        scores = Score(question)(torch.cat([images, masks * question.image + (1 - masks) * hidden])).tolist()
+        before, after, moves = scores[0], scores[1], max(abs(each - scores[0]) for each in scores)
+    moved = abs(before - after)
+    return 1 - moved / max(moved, moves) if moved or moves else 1.0
+
+
+def ours(name: str, fill: str = "zero", scale: str = "auto", recalibrate: bool = False, **settings: Any) -> Method:
     """A method of the package. Settings that are functions take the question."""
 
     def explain(question: Question) -> Found:
@@ -92,8 +117,17 @@ def ours(name: str, fill: str = "zero", scale: str = "auto", **settings: Any) ->
         explain = getattr(ms, name)(**question.settings, **given)
         if isinstance(explain.fill, getattr(fills, "AutoFill", ())):  # for each case, not for a cohort
             explain = inferers.choose_fill(explain, question.network, [(question.image, ms.Case("image"))])
+        if recalibrate:
+            if question.cohort is None:
+                raise ValueError("only tasks that are made have further images to fit temperatures on")
+            cohort = [(image[None], ms.Case(f"image {i}")) for i, image in enumerate(question.cohort)]
+            target = ms.Recalibrated(explain.target)
+            explain = inferers.recalibrated(explain.replace(target=target), question.network, cohort)
         (found,) = explain.explain(question.image, question.network)
         more = {key: float(value) for key in ("fill_leaves",) if (value := getattr(found, key, None)) is not None}
+        if more:
+            with torch.no_grad():
+                more |= {"none": bool(leaves(question, explain, scale) > 0.5), "reported": bool(found.fill_problem)}
         return found.saliency.float().sum(0), found.num_forwards / found.per_prediction, more
 
     return explain
@@ -143,6 +177,7 @@ METHODS: dict[str, Method] = {
         if name != "auto" and hasattr(fills, kind)
     },
     "default_probability": ours("focused_rise", scale="probability"),
+    "default_recalibrated": ours("focused_rise", "auto", recalibrate=True),
     "regression": ours("rise", num_masks=340, form="regression"),
     "rise_350": ours("rise", num_masks=340),
     "rise_1000": ours("rise", num_masks=1000),
@@ -242,7 +277,14 @@ def tables(rows: list[Row]) -> str:
     for row in means:
         known = {key: row[key] for key in ("task", "cases", "accuracy")}
         each_task.setdefault(row["task"], known | dict.fromkeys(names))[row["method"]] = row["AUPRC"]
-    return "\n\n".join([markdown(summary), "AUPRC of each task:", markdown(list(each_task.values()))])
+    known = [row for row in rows if "reported" in row]
+    reported = [sum(row["reported"] for row in known if row["none"] is none) for none in (True, False)]
+    count = sum(row["none"] for row in known)
+    words = (
+        f"The fill is none in {count} maps, of which {reported[0]} say so, and one in {len(known) - count}, of which "
+    )
+    words += f"{reported[1]} say that it is none."
+    return "\n\n".join([markdown(summary), words, "AUPRC of each task:", markdown(list(each_task.values()))])
 
 
 def units(args: argparse.Namespace) -> list[str]:

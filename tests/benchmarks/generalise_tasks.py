@@ -51,6 +51,7 @@ class Question:
     target: ms.Target
     accuracy: float  # of the network, on images that it has not seen; Dice of a segmentation
     settings: dict[str, Any]  # what all methods are given besides the target
+    cohort: Tensor | None = None  # unlabelled images (n, C, *spatial) of the task
 
 
 def noise(random: Random, count: int, widths: Sequence[float], device: str) -> Tensor:
@@ -333,7 +334,7 @@ def of_task(name: str, half: str, count: int, device: str) -> Iterator[Question]
         right = (task.right(found, wanted) > 0.8) & truths.flatten(1).any(1)
     for number in right.nonzero()[:count, 0].tolist():
         asked = images[[number]], truths[number], network, untrained, task.target(found[number], wanted[number])
-        yield Question(name, number, *asked, accuracy, task.settings)
+        yield Question(name, number, *asked, accuracy, task.settings, images[:8])
 
 
 TASKS: dict[str, Task] = {
