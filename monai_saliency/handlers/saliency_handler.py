@@ -248,7 +248,7 @@ class SaliencyHandler:
                 item.setdefault(self.label_key, item.get(label_key))
                 yield plain(item[self.image_key])[None].to(like), self._case_of(item, None)
             except (Exception, SystemExit) as error:
-                logger.info("case %d of the cohort is left out in the choice of the fill: %s", index, error)
+                logger.info("case %d of the cohort is left out of the first cases: %s", index, error)
 
     def _predictions(self, engine: Engine, count: int) -> Sequence[Any] | None:
         """The evaluator's output for each image; None if its network is a different one or unknown."""

@@ -57,10 +57,10 @@ class Recalibrated(Target):
             raise ValueError(f"only class scores can be recalibrated: `target` must be a ClassScore, got {name}")
         if target.activation == "none":
             raise ValueError("recalibration divides logits: use activation='softmax' or 'sigmoid', and logits")
-        if temperatures is not None and (len(temperatures) != len(STRENGTHS) or not min(temperatures) > 0):
+        if temperatures and (len(temperatures) != len(STRENGTHS) or not min(temperatures) > 0):
             raise ValueError(f"`temperatures` must be {len(STRENGTHS)} numbers above 0, got {temperatures}")
         self.target = target
-        self.temperatures = () if temperatures is None else tuple(map(float, temperatures))
+        self.temperatures = tuple(map(float, temperatures or ()))
         self.network = network
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:

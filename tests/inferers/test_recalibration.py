@@ -116,6 +116,8 @@ def test_scores_by_a_slow_computation() -> None:
     assert found.quantities[0].words.startswith("recalibrated softmax probability")
     both = Ensemble([network, network])
     torch.testing.assert_close(explain.explain(image, both)[0].scores, found.scores)
+    unfitted = explain.replace(target=ms.Recalibrated(SOFTMAX))
+    assert fitted(unfitted, both).target.temperatures == fitted(unfitted, network).target.temperatures
 
 
 def test_temperatures_of_1_change_nothing() -> None:
