@@ -20,6 +20,7 @@ from monai_saliency.targets import (
     EmbeddingSimilarity,
     FieldSimilarity,
     FunctionScore,
+    Recalibrated,
     RegionScore,
     RegressionScore,
     Target,
@@ -80,6 +81,8 @@ TARGETS: dict[type[Target], list[tuple[Target, Callable[[int], Any]]]] = {
         (MemberTarget(DiceScore(0, "sigmoid"), 2), volume),
     ],
     PredictedRegionScore: [(PredictedRegionScore(1, "sigmoid", sigmoid_and_argmax), volume)],
+    # As they are fitted for a network that says the same of every image.
+    Recalibrated: [(Recalibrated(ClassScore("all", "sigmoid"), [1.0] * 10), classes)],
     RegionScore: [(RegionScore(1, "softmax"), volume), (RegionScore(1, "none", components=2), volume)],
     RegressionScore: [(RegressionScore("all"), classes)],
 }
