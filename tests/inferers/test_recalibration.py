@@ -96,7 +96,6 @@ def test_the_calibration_error_falls() -> None:
         assert found == pytest.approx([(1 - strength) ** -0.5] * 2, rel=0.12)
         each = [(logits / t).softmax(1)[:, 1].numpy() for t in (1.0, temperature, found[0])]
         errors.append([calibration_error(probability, classes.numpy()) for probability in each])
-    print("calibration error by strength: before, fitted on eight cases, on all\n", np.round(errors, 4))
     before, by_eight_cases, after = np.mean(errors, axis=0)
     assert after < 0.1 * before
     assert by_eight_cases < 0.25 * before
