@@ -162,8 +162,6 @@ class CaseState:
         """The output of rows [start, stop), or of one row, as a recalibrated target reads it."""
         if not self.target.temperatures or start == 0:
             return output
-        if start == HIDDEN:
-            return softened(output, torch.ones(1, device=output.device), self.target.temperatures)
         kept = self.masks.kept_share(self.masks.render(self.masks_of(start, stop))).flatten(1).mean(dim=1)
         return softened(output, 1 - kept, self.target.temperatures)
 

@@ -79,7 +79,8 @@ class WholeImages(Scoring):
             self._alone.append((index, changed, self._run_alone(index, image, changed)))
         hidden = self._unperturbed(index)
         state.perturb(HIDDEN, HIDDEN + 1, out=hidden)
-        state.hidden_scores = self._run_alone(index, hidden, HIDDEN).scores
+        # Not recalibrated: a high temperature would leave nothing, whatever the network makes of the fill.
+        state.hidden_scores = self._run_alone(index, hidden).scores
 
     def _compare(self) -> None:
         """Compare what rows gave alone with what they gave in their batch."""
