@@ -101,7 +101,10 @@ def test_against_refitting_without_each_mask(
     np.testing.assert_allclose(ms.RegressionScoring(cells).over_seeds(*given[:3])[0].numpy(), error, rtol=1e-4)
     first = np.arange(num_masks) // 2 % 2 == 0
     halves = [reference(masks[rows], scores[rows], cells, groups=3)[0] for rows in (first, ~first)]
-    both = np.hypot(error, 2 * (effects - np.mean(halves, axis=0)))
+    bias = 2 * (effects - np.mean(halves, axis=0))
+    both = np.hypot(error, bias)
+    shrunk = np.sign(bias) == np.sign(effects)
+    both[shrunk] = np.maximum(error, np.minimum(both, 0.45 * np.abs(effects)))[shrunk]
     np.testing.assert_allclose(ms.RegressionScoring(cells).standard_error(*given)[0].numpy(), both, rtol=1e-4)
     squares = np.square(error).mean() ** 0.5
     assert float(ms.RegressionScoring(cells).noise(*given)[0]) == pytest.approx(squares, rel=1e-4)
