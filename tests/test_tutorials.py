@@ -14,8 +14,6 @@ NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 
 #: run by a test of its own, tests/bundle/test_nnunet_overlay.py, where nnU-Net is installed
 ELSEWHERE = {"nnunet"}
-#: packages that the tests' environment may lack
-NEEDS = {"first_map": ["deepbet"]}
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -70,8 +68,6 @@ def test_finds_the_bundle_from_the_root_too(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.stem not in ELSEWHERE], ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, tmp_path: Path) -> None:
-    for module in NEEDS.get(path.stem, ()):
-        pytest.importorskip(module, reason=f"the notebook explains {module}'s network")
     run_notebook(path.name, tmp_path)
 
 
