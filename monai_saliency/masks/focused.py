@@ -26,7 +26,7 @@ from monai_saliency.utils.tensors import to_device
 __all__ = ["BoundFocusedMasks", "FocusedMasks"]
 
 # Cells an axis of masks over the whole image, in turn, and of those in a place: coarse ones find, fine ones show shape.
-_COARSE, _FINE = (4, 7), 16
+_COARSE, _FINE = (4, 7), 10
 # Cells are kept in a place with p1 times one of these, in turn: much of what is there may be needed, or little; and
 # outside with p1 times the last one, since the evidence there is known.
 _KEPT, _KEPT_OUTSIDE = (1.2, 1.4, 1.6), 1.8
@@ -52,7 +52,7 @@ class FocusedMasks(Masks):
 
     - *First round*: RISE masks (:class:`~monai_saliency.masks.RISEMasks`) of 4 and 7 cells an axis. Evidence is
       likely where their map is above a tenth of its largest value: a *place* of any shape, with a soft edge.
-    - *Second round*: cells of a sixteenth of each axis are hidden in the place, and few large ones elsewhere. Where the
+    - *Second round*: cells of a tenth of each axis are hidden in the place, and few large ones elsewhere. Where the
       place is more than a quarter of the image, nothing stands out, and there are more masks of the first kind.
     - Where hiding the place leaves more than a quarter of what the image adds to the score, another place gives what it
       gives. A round with the first one hidden finds that, and each place has its masks with the others hidden.
