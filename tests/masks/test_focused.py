@@ -109,7 +109,8 @@ def test_masks_in_other_coordinates() -> None:
 def test_more_is_kept_in_the_second_round() -> None:
     bound = ms.FocusedMasks(ms.RegressionScoring(), 340).bind(image(48, 44)[0])
     assert float(bound.render([(0, 0, n) for n in range(170)]).mean()) == pytest.approx(0.5, abs=0.02)
-    second = bound.render([(0, (1 << 32 * 16) - 1, n) for n in range(150)])  # the upper half is the place
+    upper_half = (1 << bound.grid[0] // 2 * bound.grid[1]) - 1
+    second = bound.render([(0, upper_half, n) for n in range(150)])
     assert float(second[:, :, :20].mean()) == pytest.approx(0.7, abs=0.02)
     assert float(second[:, :, 30:].mean()) == pytest.approx(0.9, abs=0.03)
 
