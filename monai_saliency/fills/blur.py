@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from monai.networks.layers import separable_filtering
 
 from monai_saliency.utils.arguments import positive_numbers, written
 from monai_saliency.utils.precision import exact_arithmetic
+from monai_saliency.utils.tensors import plain
 
 __all__ = ["BlurFill"]
 
@@ -48,14 +48,17 @@ class BlurFill:
         dims = images.ndim - 2
         if len(sigmas) not in (1, dims):
             raise ValueError(f"`sigma` must be one number or one per spatial axis ({dims}), got {self.sigma}")
-        kernels = [_gaussian_kernel(sigma).to(images) for sigma in (sigmas if len(sigmas) == dims else sigmas * dims)]
+        images = plain(images)
         with exact_arithmetic(images.device):
-            return separable_filtering(images, kernels, mode="replicate")
+            for sigma in sigmas if len(sigmas) == dims else sigmas * dims:  # the first axis becomes the last one
+                images = torch.tensordot(images, _blurring(images.shape[2], sigma).to(images), dims=([2], [1]))
+        return images
 
 
-def _gaussian_kernel(sigma: float) -> torch.Tensor:
-    # MONAI's gaussian_1d computes in float32, which would round the fill of a float64 image.
+def _blurring(size: int, sigma: float) -> torch.Tensor:
+    """A matrix ``(size, size)`` that blurs a line of voxels."""
     tail = int(4 * sigma + 0.5)
-    offset = torch.arange(-tail, tail + 1, dtype=torch.float64)
-    kernel = torch.exp(-0.5 * (offset / sigma) ** 2)
-    return kernel / kernel.sum()
+    offsets = torch.arange(-tail, tail + 1)
+    kernel = torch.exp(-0.5 * (offsets.double() / sigma) ** 2)
+    read = (torch.arange(size)[:, None] + offsets).clamp(0, size - 1)
+    return torch.zeros(size, size, dtype=torch.float64).scatter_add_(1, read, (kernel / kernel.sum()).expand_as(read))

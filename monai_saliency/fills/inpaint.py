@@ -74,7 +74,8 @@ class _BoundInpaintFill:
         self.deviation = _local_deviation(image[None].to(self.dtype))
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        return self.of(images, torch.zeros_like(images[:, :1]))
+        image, axes = plain(images).to(self.dtype), tuple(range(2, images.ndim))
+        return image.mean(axes, keepdim=True) + self.noise * self.deviation.mean(axes, keepdim=True)
 
     def of(self, image: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
         """The fill ``(n, C, *spatial)`` of an image ``(1, C, *spatial)`` for masks ``(n, 1 or C, *spatial)``."""

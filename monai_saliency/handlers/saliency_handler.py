@@ -246,7 +246,7 @@ class SaliencyHandler:
             try:
                 item = {"case": str(index), **loaded.result()}
                 item.setdefault(self.label_key, item.get(label_key))
-                yield plain(item[self.image_key])[None].to(like), self._case_of(item, None)
+                yield plain(item[self.image_key])[None].to(plain(like)), self._case_of(item, None)
             except (Exception, SystemExit) as error:
                 logger.info("case %d of the cohort is left out of the first cases: %s", index, error)
 

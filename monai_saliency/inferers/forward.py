@@ -209,6 +209,8 @@ def _held_modules(network: Any) -> list[torch.nn.Module]:
     found: dict[int, Any] = {}
     new = [network]
     for _ in range(_STEPS):
+        new = [each for each in new if id(each) not in found]
+        new += [part for each in new if isinstance(each, torch.nn.Module) for part in each.modules()]
         new = [each for each in {id(each): each for each in new}.values() if id(each) not in found]
         found |= {id(each): each for each in new}
         new = [held for each in new for held in _held(each)]
@@ -220,8 +222,6 @@ def _held(value: Any) -> list[Any]:
     if isinstance(value, (type, ModuleType, CodeType, torch.Tensor)):
         return []
     held = gc.get_referents(value)
-    if isinstance(value, torch.nn.Module):
-        return [*held, *value.modules()]
     if isinstance(value, FunctionType):
         held = [each for each in held if each is not value.__globals__]
         held += [value.__globals__.get(name) for name in _names(value.__code__)]

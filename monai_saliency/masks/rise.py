@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,9 +12,13 @@ from torch import Tensor
 from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, check_sizes, check_unit, in_voxels, random_rows
 from monai_saliency.utils.arguments import instance, per_axis, probability, whole_number, whole_numbers
 from monai_saliency.utils.boxes import Box, everywhere
+from monai_saliency.utils.precision import exact_arithmetic
 from monai_saliency.utils.tensors import blend, to_device
 
 __all__ = ["BoundRISEMasks", "MCRISEMasks", "RISEMasks", "RandomGridMasks"]
+
+# Voxels of masks, stretched along all axes but one, that are held at a time; one mask at least.
+_AT_ONCE = 2**22
 
 
 class RISEMasks(Masks):
@@ -85,6 +90,12 @@ class BoundRISEMasks(BoundMasks):
         return {"grid": grids.reshape(-1, *self.grid_shape), "shift": self.shifts[np.asarray(ids, dtype=int)]}
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> Tensor:
+        masks, last = self._before_last_axis(codes, device)
+        # Stretching the last axis last makes the full-size masks contiguous without a copy.
+        return torch.bmm(masks.transpose(1, 2), last).view(-1, 1, *self.spatial_shape)
+
+    def _before_last_axis(self, codes: dict[str, np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Masks stretched along all axes but the last ``(n, cells, rest)``, and its matrices ``(n, cells, size)``."""
         masks = to_device(codes["grid"], device, self.dtype)
         shifts = to_device(codes["shift"].T, device)
         # For each axis the matrices (n, cells, voxels) that stretch a line of cells, which lie side by side in memory.
@@ -96,9 +107,21 @@ class BoundRISEMasks(BoundMasks):
             # Linear interpolation is separable: the first axis is stretched and becomes the last, so that nothing is
             # ever copied to another order: (n, cells, rest) and (n, cells, size) give (n, rest, size).
             masks = torch.bmm(masks.reshape(*rows.shape[:2], -1).transpose(1, 2), rows)
-        # Stretching the last axis last makes the full-size masks contiguous without a copy.
-        stretched = masks.reshape(*last.shape[:2], -1)
-        return torch.bmm(stretched.transpose(1, 2), last).view(-1, 1, *self.spatial_shape)
+        return masks.reshape(*last.shape[:2], -1), last
+
+    def weighted_sum(self, ids: Ids, weights: Tensor) -> Tensor:
+        """As for all masks, but masks of one shift are added before they are stretched along the last axis."""
+        sums, weights = self.zero_sums(weights), weights.to(self.device, self.dtype)
+        shifts = self.shifts[np.asarray(ids, dtype=int), -1]
+        at_once = max(1, _AT_ONCE // (self.grid_shape[-1] * math.prod(self.spatial_shape[:-1])))
+        with exact_arithmetic(self.device):
+            for shift in np.unique(shifts):
+                rows = np.flatnonzero(shifts == shift)
+                for some in np.split(rows, range(at_once, len(rows), at_once)):
+                    masks, last = self._before_last_axis(self.codes([ids[row] for row in some]), self.device)
+                    added = torch.tensordot(weights[some].T, masks, dims=1).transpose(1, 2)
+                    sums += (added @ last[0]).reshape(sums.shape)
+        return sums
 
     def _stretching(self, device: torch.device) -> list[Tensor]:
         """For each axis the matrices that stretch a line of cells along it, one a shift: ``(shifts, cells, size)``."""
@@ -248,6 +271,7 @@ class MCRISEMasks(RISEMasks):
 
 class _BoundMCRISEMasks(BoundRISEMasks):
     layer = "fill"
+    weighted_sum = BoundMasks.weighted_sum
 
     def __init__(self, masks: MCRISEMasks, image: Tensor) -> None:
         super().__init__(masks, image)
