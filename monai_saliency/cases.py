@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 import nibabel as nib
@@ -26,6 +25,7 @@ __all__ += ["image_affine", "image_file", "image_spacing", "mm_per_unit", "with_
 #: where MONAI's transforms that move voxels are
 MOVING = ("monai.transforms.spatial.", "monai.transforms.croppad.")
 _PROBE = 128  # voxels an axis: a whole CT takes 12 s
+_inverted: dict[Any, Any] = {}  # steps that bring a grid back, so that scans of one grid are looked at once
 # In meta data: where the file's voxels are, and how many.
 _FILE = MetaKeys.ORIGINAL_AFFINE, MetaKeys.SPATIAL_SHAPE
 # By the code of `xyzt_units` in a NIfTI header: metres and micrometres. 2 means mm.
@@ -267,33 +267,27 @@ def check_inversion(case: str, image: Any, steps: Iterable[tuple[Any, Any]]) -> 
     operations = getattr(image, "applied_operations", [])
     if not operations or MetaKeys.ORIGINAL_AFFINE not in image.meta:
         return
-    sizes = tuple(min(int(size), _PROBE) for size in operations[0][TraceKeys.ORIG_SIZE])
-    affine = map(tuple, torch.as_tensor(image.meta[MetaKeys.ORIGINAL_AFFINE]).tolist())
-    if problem := _inversion_problem(sizes, tuple(affine), tuple(steps)):
-        raise CaseError(case, problem)
-
-
-@lru_cache(maxsize=16)  # scans of one grid have one answer
-def _inversion_problem(
-    sizes: tuple[int, ...], affine: tuple[tuple[float, ...], ...], steps: tuple[tuple[Any, Any], ...]
-) -> str:
-    ramp = torch.ones(1, *sizes)
+    ramp = torch.ones(1, *(min(int(size), _PROBE) for size in operations[0][TraceKeys.ORIG_SIZE]))
+    affine, steps = torch.as_tensor(image.meta[MetaKeys.ORIGINAL_AFFINE]), tuple(steps)
+    if (known := (ramp.shape, str(affine.tolist()), *(id(step) for step, _ in steps))) in _inverted:
+        return
     spans = range(1, ramp.ndim)  # unequal, so that the errors of two axes do not cancel out
-    for span, size in zip(spans, sizes, strict=True):
+    for span, size in zip(spans, ramp.shape[1:], strict=True):
         ramp += torch.linspace(0, span, size).reshape(-1, *[1] * (len(spans) - span))
     try:
-        moved, back = _there_and_back(MetaTensor(ramp, torch.tensor(affine, dtype=torch.float64)), steps)
+        moved, back = _there_and_back(MetaTensor(ramp, affine), steps)
     except Exception:  # whoever inverts the map will meet it, and report it
-        return ""
+        return
     apart = (back - ramp)[back > 0.999].abs()  # elsewhere is what was cropped
     off = float(apart[:: max(1, len(apart) // 100_000)].median()) if len(apart) else sum(spans)
-    if not moved.numel() or off <= sum(span / size for span, size in zip(spans, moved.shape[1:], strict=True)):
-        return ""
-    return (
-        "the preprocessing cannot be inverted: a test image that went through it and back is off by "
-        f"{off / sum(spans):.0%} of the scan's size, and so would be the map. Look for a step that gives the image "
-        "a wrong affine, such as Spacingd(recompute_affine=True) of MONAI 1.6"
-    )
+    if moved.numel() and off > sum(span / size for span, size in zip(spans, moved.shape[1:], strict=True)):
+        raise CaseError(
+            case,
+            "the preprocessing cannot be inverted: a test image that went through it and back is off by "
+            f"{off / sum(spans):.0%} of the scan's size, and so would be the map. Look for a step that gives the image "
+            "a wrong affine, such as Spacingd(recompute_affine=True) of MONAI 1.6",
+        )
+    _inverted[known] = steps  # kept, so that no other step takes their ids
 
 
 def _there_and_back(image: MetaTensor, steps: Iterable[tuple[Any, Any]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,8 +17,7 @@ from monai_saliency.bundle.placement import Placement, input_file
 from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.fills.auto import AutoFill
-from monai_saliency.fills.named import fill_in_unit
+from monai_saliency.fills.named import AutoFill, fill_in_unit
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
 from monai_saliency.handlers.summary import Summary, warn_of_others
 from monai_saliency.inferers.fill_choice import choose_fill

@@ -134,11 +134,8 @@ def _evaluating(network: torch.nn.Module) -> Iterator[None]:
 
 def _versions(output: Any) -> list[int]:
     """How often each tensor of an output was changed in place, as far as it is counted."""
-    return [
-        tensor_version(leaf)
-        for leaf in tree_leaves(output)
-        if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
-    ]
+    leaves = [each for each in tree_leaves(output) if isinstance(each, torch.Tensor)]
+    return [tensor_version(each) for each in leaves if not each.is_inference()]
 
 
 def _copied(batch: Any) -> Any:

@@ -9,14 +9,13 @@ image's device. It is called for each batch of masks. Called as a function, such
 where everything is hidden.
 """
 
-from monai_saliency.fills.auto import AutoFill
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
 from monai_saliency.fills.donor import DonorFill
 from monai_saliency.fills.inpaint import InpaintFill
 from monai_saliency.fills.mirror import MirrorFill
-from monai_saliency.fills.named import fill_in_unit
+from monai_saliency.fills.named import AutoFill, fill_in_unit
 
 __all__ = ["AutoFill", "BlurFill", "CaseFill", "ConstantFill", "DonorFill", "InpaintFill", "MeanFill", "MirrorFill"]
 __all__ += ["ScanUnitFill", "fill_in_unit"]

@@ -9,7 +9,6 @@ import torch
 
 from monai_saliency.utils.arguments import positive_numbers, written
 from monai_saliency.utils.precision import exact_arithmetic
-from monai_saliency.utils.tensors import plain
 
 __all__ = ["BlurFill"]
 
@@ -48,7 +47,6 @@ class BlurFill:
         dims = images.ndim - 2
         if len(sigmas) not in (1, dims):
             raise ValueError(f"`sigma` must be one number or one per spatial axis ({dims}), got {self.sigma}")
-        images = plain(images)
         with exact_arithmetic(images.device):
             for sigma in sigmas if len(sigmas) == dims else sigmas * dims:  # the first axis becomes the last one
                 images = torch.tensordot(images, _blurring(images.shape[2], sigma).to(images), dims=([2], [1]))

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.fills.auto import AutoFill
 from monai_saliency.fills.base import CaseFill
+from monai_saliency.fills.named import AutoFill
 from monai_saliency.inferers.explanation import FILL_LEAVES, share_left
 from monai_saliency.inferers.forward import evaluating
 from monai_saliency.inferers.inferer import PerturbationInferer

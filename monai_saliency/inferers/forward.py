@@ -207,13 +207,13 @@ def evaluating(network: Any) -> Iterator[None]:
 def _held_modules(network: Any) -> list[torch.nn.Module]:
     """The modules within a few steps from a callable."""
     found: dict[int, Any] = {}
-    new = [network]
+    new = {id(network): network}
     for _ in range(_STEPS):
-        new = [each for each in new if id(each) not in found]
-        new += [part for each in new if isinstance(each, torch.nn.Module) for part in each.modules()]
-        new = [each for each in {id(each): each for each in new}.values() if id(each) not in found]
-        found |= {id(each): each for each in new}
-        new = [held for each in new for held in _held(each)]
+        unknown = [each for key, each in new.items() if key not in found]
+        parts = [part for each in unknown if isinstance(each, torch.nn.Module) for part in each.modules()]
+        new = {id(each): each for each in (*unknown, *parts) if id(each) not in found}
+        found |= new
+        new = {id(held): held for each in new.values() for held in _held(each)}
     return [each for each in found.values() if isinstance(each, torch.nn.Module)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,8 +16,7 @@ from monai_saliency.utils.tensors import blend, to_device
 
 __all__ = ["BoundRISEMasks", "MCRISEMasks", "RISEMasks", "RandomGridMasks"]
 
-# Voxels of masks, stretched along all axes but one, that are held at a time; one mask at least.
-_AT_ONCE = 2**22
+_AT_ONCE = 256  # masks that are added up at once
 
 
 class RISEMasks(Masks):
@@ -112,14 +110,13 @@ class BoundRISEMasks(BoundMasks):
     def weighted_sum(self, ids: Ids, weights: Tensor) -> Tensor:
         """As for all masks, but masks of one shift are added before they are stretched along the last axis."""
         sums, weights = self.zero_sums(weights), weights.to(self.device, self.dtype)
-        shifts = self.shifts[np.asarray(ids, dtype=int), -1]
-        at_once = max(1, _AT_ONCE // (self.grid_shape[-1] * math.prod(self.spatial_shape[:-1])))
         with exact_arithmetic(self.device):
-            for shift in np.unique(shifts):
-                rows = np.flatnonzero(shifts == shift)
-                for some in np.split(rows, range(at_once, len(rows), at_once)):
-                    masks, last = self._before_last_axis(self.codes([ids[row] for row in some]), self.device)
-                    added = torch.tensordot(weights[some].T, masks, dims=1).transpose(1, 2)
+            for start in range(0, len(ids), _AT_ONCE):
+                codes = self.codes(ids[start : start + _AT_ONCE])
+                shifts = codes["shift"][:, -1]
+                for rows in (np.flatnonzero(shifts == shift) for shift in np.unique(shifts)):
+                    masks, last = self._before_last_axis({name: codes[name][rows] for name in codes}, self.device)
+                    added = torch.tensordot(weights[start + rows].T, masks, dims=1).transpose(1, 2)
                     sums += (added @ last[0]).reshape(sums.shape)
         return sums
 

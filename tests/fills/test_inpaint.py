@@ -11,7 +11,7 @@ from scipy.ndimage import gaussian_filter
 import monai_saliency as ms
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.fills.laplace import Laplace
+from monai_saliency.fills.inpaint import Laplace
 
 
 def dense_laplace(image: np.ndarray, hidden: np.ndarray) -> np.ndarray:
