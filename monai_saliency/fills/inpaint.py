@@ -214,7 +214,8 @@ def _stretched(coarse: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     split = coarse.reshape(*coarse.shape[:2], *[each for size in sizes for each in (size, 1)])
     whole = split.expand(*coarse.shape[:2], *[each for size in sizes for each in (size, 2)])
     stretched = whole.reshape(*coarse.shape[:2], *[2 * size for size in sizes])
-    return stretched[(..., *map(slice, like.shape[2:]))]
+    inside = (slice(None), slice(None), *map(slice, like.shape[2:]))
+    return stretched[inside]
 
 
 def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -52,13 +52,7 @@ class AutoFill(CaseFill):
         )
 
 
-_WORDS: dict[str, Any] = {
-    "auto": AutoFill,
-    "blur": BlurFill,
-    "inpaint": InpaintFill,
-    "mean": MeanFill,
-    "mirror": MirrorFill,
-}
+_WORDS = {"auto": AutoFill, "blur": BlurFill, "inpaint": InpaintFill, "mean": MeanFill, "mirror": MirrorFill}
 _DONOR = "donor:"
 
 

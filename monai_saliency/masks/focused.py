@@ -275,6 +275,7 @@ class BoundFocusedMasks(BoundMasks):
         packed = np.frombuffer(cells.to_bytes(-(-size // 8), "little"), dtype=np.uint8)
         return np.unpackbits(packed, bitorder="little")[:size].reshape(self.grid).astype(bool)
 
+    @functools.lru_cache(maxsize=8)  # noqa: B019
     def _soft(self, cells: int, device: torch.device) -> Tensor:
         """A set of points of the lattice, widened by one and softened by one."""
         chosen = to_device(self._chosen(cells)[None, None], device, self.dtype)

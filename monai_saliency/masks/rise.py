@@ -142,9 +142,7 @@ def _stretch_weights(cells: int, size: int, dtype: torch.dtype) -> Tensor:
     weights = torch.zeros(size, cells, dtype=dtype)
     for offset, weight in ((0, 1 - upper), (1, upper)):
         cell = (lower + offset).abs()
-        if cells == 1:
-            cell = torch.zeros_like(cell)
-        cell = torch.where(cell >= cells, 2 * (cells - 1) - cell, cell).clamp_min(0)
+        cell = torch.where(cell >= cells, 2 * (cells - 1) - cell, cell).clamp_min(0)  # of one cell, always 0
         weights.scatter_add_(1, cell[:, None], weight[:, None])
     return weights
 
