@@ -139,6 +139,9 @@ def bundle(**settings: Any) -> torch.Tensor:
     with tempfile.TemporaryDirectory() as folder:
         make_cohort(f"{folder}/in", num_scans=2)
         config = str(root / "configs" / "inference.yaml")
+        # Where they are ids: their defaults look at the cohort and at the score.
+        defaults = {"fill": 0, "scale": "probability"}
+        settings |= {id: value for id, value in defaults.items() if f"\n{id}:" in Path(config).read_text()}
         given: Mapping[str, Any] = {"dataset_dir": f"{folder}/in", "output_dir": f"{folder}/out"} | settings
         monai.bundle.run(bundle_root=str(root), config_file=config, **given)
         paths = sorted(Path(folder, "out").rglob("*_saliency.nii.gz"))
