@@ -24,8 +24,7 @@ __all__ += ["image_affine", "image_file", "image_spacing", "mm_per_unit", "with_
 
 #: where MONAI's transforms that move voxels are
 MOVING = ("monai.transforms.spatial.", "monai.transforms.croppad.")
-_PROBE = 128  # voxels an axis: a whole CT takes 12 s
-_inverted: dict[Any, Any] = {}  # steps that bring a grid back, so that scans of one grid are looked at once
+_PROBE = 64  # voxels an axis: a whole CT takes 12 s
 # In meta data: where the file's voxels are, and how many.
 _FILE = MetaKeys.ORIGINAL_AFFINE, MetaKeys.SPATIAL_SHAPE
 # By the code of `xyzt_units` in a NIfTI header: metres and micrometres. 2 means mm.
@@ -252,7 +251,7 @@ def convert_to_mm(meta: dict, file: str) -> None:
 def check_inversion(case: str, image: Any, steps: Iterable[tuple[Any, Any]]) -> None:
     """Refuse a preprocessing whose inverse does not bring voxels back to their place in the scan.
 
-    A ramp of the scan's affine and shape, but at most 128 voxels an axis, goes through MONAI's steps that move voxels,
+    A ramp of the scan's affine and shape, but at most 64 voxels an axis, goes through MONAI's steps that move voxels,
     and back. It must come back to one voxel of the network's input. Steps that a ramp alone cannot pass, such as a crop
     around a label, are left out.
 
@@ -268,14 +267,11 @@ def check_inversion(case: str, image: Any, steps: Iterable[tuple[Any, Any]]) -> 
     if not operations or MetaKeys.ORIGINAL_AFFINE not in image.meta:
         return
     ramp = torch.ones(1, *(min(int(size), _PROBE) for size in operations[0][TraceKeys.ORIG_SIZE]))
-    affine, steps = torch.as_tensor(image.meta[MetaKeys.ORIGINAL_AFFINE]), tuple(steps)
-    if (known := (ramp.shape, str(affine.tolist()), *(id(step) for step, _ in steps))) in _inverted:
-        return
     spans = range(1, ramp.ndim)  # unequal, so that the errors of two axes do not cancel out
     for span, size in zip(spans, ramp.shape[1:], strict=True):
         ramp += torch.linspace(0, span, size).reshape(-1, *[1] * (len(spans) - span))
     try:
-        moved, back = _there_and_back(MetaTensor(ramp, affine), steps)
+        moved, back = _there_and_back(MetaTensor(ramp, torch.as_tensor(image.meta[MetaKeys.ORIGINAL_AFFINE])), steps)
     except Exception:  # whoever inverts the map will meet it, and report it
         return
     apart = (back - ramp)[back > 0.999].abs()  # elsewhere is what was cropped
@@ -287,7 +283,6 @@ def check_inversion(case: str, image: Any, steps: Iterable[tuple[Any, Any]]) -> 
             f"{off / sum(spans):.0%} of the scan's size, and so would be the map. Look for a step that gives the image "
             "a wrong affine, such as Spacingd(recompute_affine=True) of MONAI 1.6",
         )
-    _inverted[known] = steps  # kept, so that no other step takes their ids
 
 
 def _there_and_back(image: MetaTensor, steps: Iterable[tuple[Any, Any]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -219,7 +219,7 @@ def test_the_probe_of_a_large_scan_is_small(monkeypatch: pytest.MonkeyPatch) -> 
     moved = spacing({"image": image})["image"]
     monkeypatch.setattr(Spacingd, "__call__", lambda self, data: seen.append(data["image"].shape) or whole(self, data))
     check_inversion("scan", moved, [(spacing, "image")])
-    assert seen == [(1, 128, 40, 20)]
+    assert seen == [(1, 64, 40, 20)]
 
 
 class TestLoadRegionsd:
