@@ -7,6 +7,7 @@ import gzip
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import nibabel as nib
@@ -77,7 +78,7 @@ class Shown:
         return {
             "case": self.case,
             "scan": _embedded(kept, kept.codes, kept.step, kept.low) if self.has_scan else None,
-            "window": list(map(float, self._window())),
+            "window": list(map(float, self._window)),
             "gray": self.has_scan and kept.codes.ndim == dims,
             "hounsfield": bool(self.has_scan and is_ct),
             "label": None if kept.label is None else _embedded(kept, kept.label),
@@ -97,10 +98,11 @@ class Shown:
 
     def thumbnails(self) -> list[bytes]:
         """PNG files, one for each of the first maps."""
-        low, high = self._window()
+        low, high = self._window
         gray = (self.kept.values - low) / (high - low)
         return [_thumbnail(self.kept, gray, layer) for layer in self.layers[:_MOST_THUMBNAILS]]
 
+    @cached_property
     def _window(self) -> tuple[float, float]:
         return gray_window(self.kept.values) if self.has_scan else (0.0, 1.0)
 
