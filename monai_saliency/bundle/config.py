@@ -80,6 +80,12 @@ class BundleConfig:
             return Path(folder)
         return Path(self.get("bundle_root") or ".") / "eval"
 
+    def class_names(self, given: Any = None) -> dict[str, Any]:
+        """The setting ``class_names``: as given, or else the ``channel_def`` of an output in the bundle's metadata."""
+        outputs = self.parser.get("_meta_::network_data_format::outputs") or {}
+        found = [output.get("channel_def") for output in outputs.values() if isinstance(output, dict)]
+        return {"class_names": given or next(filter(None, found), None)}
+
     def unread(self) -> list[str]:
         """Top-level ids of plain values that nothing in the config refers to."""
         used = {id for text in _texts(self.parser.get()) for id in re.findall(r"[@%](\w+)", text)}
@@ -244,7 +250,9 @@ def writers_of_config(output_dir: str, cases: Sequence[str] | None = None) -> Co
     """The writers of each case, from the ids in the config that calls this which are settings of
     :func:`~monai_saliency.transforms.case_writers`.
     """
-    return case_writers(output_dir, cases=cases, **BundleConfig(calling_parser()).given(writer_settings()))
+    bundle = BundleConfig(calling_parser())
+    given = bundle.given(writer_settings())
+    return case_writers(output_dir, cases=cases, **given | bundle.class_names(given.get("class_names")))
 
 
 @dataclass(frozen=True)

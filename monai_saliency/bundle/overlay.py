@@ -50,7 +50,9 @@ class Overlay:
     @classmethod
     def from_config(cls) -> Overlay:
         """The overlay with the settings of the config that calls this, by ids that begin with ``saliency_``."""
-        own = BundleConfig(calling_parser()).given(cls.ids(), "saliency_")
+        bundle = BundleConfig(calling_parser())
+        own = bundle.given(cls.ids(), "saliency_")
+        own |= bundle.class_names(own.get("class_names"))
         show_cause_only(flag("saliency_debug", own.get("debug", False)))
         return cls(**given_settings(own.get("method", AUTO), "saliency_", cls.ids()) | own)
 

@@ -314,12 +314,7 @@ class SaliencyHandler:
                 raise as_case_error(error, case) from error
 
     def _write(
-        self,
-        item: dict[Any, Any],
-        explanation: Explanation,
-        took: Callable[[], float],
-        mark: str,
-        trust: Sequence[dict[str, Any]],
+        self, item: dict[Any, Any], explanation: Explanation, took: Callable[[], float], mark: str, trust: Sequence[Any]
     ) -> None:
         """Write a case, in the background."""
         # In this thread no signal ends the program. It has its own mode, and never needs gradients.
@@ -333,13 +328,15 @@ class SaliencyHandler:
                 if isinstance(step, Invertd) and self.saliency_key in step.keys:
                     of: Any = step.orig_keys[step.keys.index(self.saliency_key)]
                     check_inversion(explanation.name, item.get(of), [(each, of) for each in _steps(step.transform)])
-            maps = self.postprocessing(item)[self.saliency_key]
+            done = self.postprocessing(item)
+            maps, errors = done[self.saliency_key], done.get(self.standard_error_key)
             if self.summary is not None:
                 image = item[self.image_key]
                 # Images without a file are identified by their voxels.
                 scan = scan_mark(image_file(image)) or fingerprint(plain(image))[:8]
-                arrays = maps.numpy(force=True), affine_in_mm(maps)
-                found = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark, scan, image)
+                arrays = maps.numpy(force=True), affine_in_mm(maps), item.get("label")
+                found = summarize(explanation.name, explanation, *arrays, seconds, mark, scan, image, errors)
+                item["title"] += "".join(f"\n{verdict}" for verdict in {row["verdict"]: 0 for row in found} if verdict)
                 self.summary.add([row | more for row, more in zip(found, trust or [{}] * len(found), strict=True)])
             if self.failures is not None:
                 self.failures.remove(explanation.name)

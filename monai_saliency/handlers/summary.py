@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
+import shlex
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from enum import Enum
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +32,8 @@ from monai_saliency.storage.key import fingerprint, input_files
 from monai_saliency.storage.label_maps import load_label
 from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
 from monai_saliency.storage.tables import CaseTable as Summary
-from monai_saliency.visualize.legend import is_noise
+from monai_saliency.version import __version__
+from monai_saliency.visualize.legend import Legend, is_noise, legends_of
 
 __all__ = ["COLUMNS", "Summary", "described", "figures", "note_settings", "scan_mark", "summarize", "warn_of_others"]
 
@@ -50,6 +56,7 @@ def summarize(
     settings: str = "",
     scan: str = "",
     image: torch.Tensor | None = None,
+    errors: torch.Tensor | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of the summary for one case, one for each explained value.
 
@@ -64,10 +71,13 @@ def summarize(
         scan: the mark of :func:`scan_mark`.
         image: the explained image ``(C, *spatial)``, for the scan's shape and affine in its meta data; None if there is
             none.
+        errors: the standard errors of the maps, in their shape and unit; None if there are none.
 
     Returns:
         dictionaries with the keys of :data:`COLUMNS`. Positions are in scanner mm. ``score`` is a probability where the
-        map is of its log-odds; ``quantity`` and ``unit`` are of the map. ``noise`` and ``fill_leaves`` are ``""`` where
+        map is of its log-odds; ``quantity`` and ``unit`` are of the map. ``verdict`` is a sentence if nothing matters
+        or the map may be chance. ``images`` counts the masks and the unperturbed image, ``""`` for a method without
+        masks; ``forwards`` counts the work of this run. ``noise`` and ``fill_leaves`` are ``""`` where
         they are not known, and ``peak_in_label`` without a label, or with one that is empty or cannot be read.
     """
     rows = []
@@ -76,8 +86,10 @@ def summarize(
         [""] * count if each is None else each.repeat_interleave(count // len(each)).tolist()
         for each in (explanation.noise, explanation.fill_leaves)
     )
-    each = zip(explanation.explained, explanation.quantities, maps, chances, leaves, strict=True)
-    for (label_index, channel, score), quantity, saliency, chance, left in each:
+    errors_of = [None] * count if errors is None else errors.numpy(force=True)
+    verdicts = map(Legend.verdict, legends_of(explanation, maps), maps, errors_of)
+    each = zip(explanation.explained, explanation.quantities, maps, chances, verdicts, leaves, strict=True)
+    for (label_index, channel, score), quantity, saliency, chance, verdict, left in each:
         peak = peak_voxel(saliency)
         # The voxels of a 2D scan have z = 0 in its affine.
         mm = (affine @ [*peak, *[0] * (3 - len(peak)), 1])[:3]
@@ -95,8 +107,10 @@ def summarize(
                 "peak_saliency": float(saliency[peak]),
                 "lowest_saliency": float(np.nanmin(saliency)),
                 "noise": chance,
+                "verdict": verdict,
                 "peak_in_label": _in_label(case, mm, label, image),
                 "fill_leaves": left if isinstance(left, str) else round(left, 4),
+                "images": len(explanation.ids) + 1 if len(explanation.ids) else "",
                 "forwards": explanation.num_forwards,
                 "predictions": round(explanation.num_forwards / explanation.per_prediction, 3),
                 "stopped": explanation.stopped,
@@ -195,7 +209,8 @@ def _describe(value: Any, name: str, found: dict[str, str], depth: int = 0) -> N
 def note_settings(table: Summary, description: Mapping[str, str]) -> str:
     """Mark the rows of a run by its settings (:func:`described`), and warn of rows with another mark.
 
-    A file next to the table, such as ``summary.settings.json``, gets the settings under the mark.
+    A file next to the table, such as ``summary.settings.json``, gets the settings under the mark, and under
+    ``runs`` the date, the command and the versions of the last run with this mark.
     """
     mark = sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:8]
     path = table.path.with_suffix(".settings.json")
@@ -204,9 +219,9 @@ def note_settings(table: Summary, description: Mapping[str, str]) -> str:
             known = json.loads(path.read_text()) if path.exists() else {}
         except ValueError:  # it was cut off: earlier rows are unknown
             known = {}
-        if mark not in known:
-            with atomic_path(path) as temporary:
-                temporary.write_text(json.dumps(known | {mark: dict(description)}, indent=1) + "\n")
+        known |= {mark: dict(description), "runs": known.get("runs", {}) | {mark: _this_run()}}
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(known, indent=1) + "\n")
     _warn(
         table,
         [row["case"] for row in table.read() if row["settings"] != mark],
@@ -214,6 +229,15 @@ def note_settings(table: Summary, description: Mapping[str, str]) -> str:
         "cases that it explains",
     )
     return mark
+
+
+def _this_run() -> dict[str, str]:
+    versions = [f"{name} {version(name)}" for name in ("monai", "torch", "numpy", "nibabel")]
+    return {
+        "date": datetime.now().astimezone().isoformat(" ", "minutes"),
+        "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        "versions": ", ".join([f"monai-saliency {__version__}", *versions, f"Python {platform.python_version()}"]),
+    }
 
 
 def warn_of_others(table: Summary, cases: Collection[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -154,9 +154,11 @@ class SaveSaliencyd(MapTransform):
         scale: the largest absolute value of the pictures' colour bar, in the map's unit; see above.
         report: whether to keep, in ``views/`` below the output folder, what a report shows under the maps.
         picture_format: of the pictures, ``"png"`` or ``"svg"``.
+        class_names: the names of classes for the report, by number or in order.
 
     Raises:
-        ValueError: when ``scale`` is not a number above 0, or ``picture_format`` is another one.
+        ValueError: when ``scale`` is not a number above 0, ``picture_format`` is another one, or ``class_names`` is one
+            text.
         CaseError: when called, if a map's shape or affine differs from the grid's, if it has become zero on the way,
             if the scan's file is unknown, or if the case's name leads out of the output folder.
 
@@ -185,6 +187,7 @@ class SaveSaliencyd(MapTransform):
         scale: float | None = None,
         report: bool = False,
         picture_format: str = "png",
+        class_names: Mapping[Any, str] | Sequence[str] | None = None,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
         self.report = flag("report", report)
@@ -194,6 +197,11 @@ class SaveSaliencyd(MapTransform):
         self.output_dir = a_path("output_dir", output_dir)
         self.picture = flag("picture", picture)
         self.picture_format = check_option("picture_format", picture_format, PICTURE_FORMATS)
+        names = class_names or {}
+        if isinstance(names, str):
+            raise ValueError(f"`class_names` must be names by class, such as {{0: healthy}}, or a list, got {names!r}")
+        named = names.items() if isinstance(names, Mapping) else enumerate(names)
+        self.class_names = {str(label): str(name) for label, name in named}
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
@@ -265,6 +273,7 @@ class SaveSaliencyd(MapTransform):
                     key=str(key),
                     layers=len(maps) * (1 if error is None else 2),
                     rows_down=bool(dims == 2 and drawn[1, 1] < 0),
+                    class_names=self.class_names,
                 ).save(self.output_dir)
 
     def withdraw(self, case: str) -> None:

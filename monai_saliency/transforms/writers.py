@@ -35,6 +35,7 @@ def case_writers(
     dicom: bool = False,
     report: bool = True,
     region_names: Mapping[Any, str] | None = None,
+    class_names: Mapping[Any, str] | Sequence[str] | None = None,
 ) -> Compose:
     """The transforms that write a case's files. A new output format is a transform and a line here.
 
@@ -52,6 +53,8 @@ def case_writers(
         dicom: whether to write the maps of DICOM series as DICOM too.
         report: whether to keep in ``views/`` what a report shows of the scans.
         region_names: the names of regions by label, for ``regions.csv`` and ``label_regions.csv``.
+        class_names: the names of classes or output channels for the report, by number or in order. A bundle's are in
+            its metadata (``channel_def``).
 
     Raises:
         ValueError: when a setting is wrong.
@@ -67,7 +70,7 @@ def case_writers(
     on_grid: dict[str, Any] = {"output_dir": folder, "grid_key": GRID_KEY}
     return Compose(
         [
-            SaveSaliencyd(key, **on_grid, **drawn, report=report),
+            SaveSaliencyd(key, **on_grid, **drawn, report=report, class_names=class_names),
             SaveDicomd(key, **on_grid, scale=picture_scale, dicom=dicom),
             SaveSaliencyd([error_key(key), "disagreement"], **on_grid, picture=False, allow_missing_keys=True),
             SaveRegionsd(

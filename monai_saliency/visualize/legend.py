@@ -18,7 +18,18 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import positive_numbers
 
-__all__ = ["COLD", "WARM", "Legend", "blended", "focus_voxel", "gray_window", "is_noise", "legends_of", "opacities"]
+__all__ = [
+    "CHANCE",
+    "COLD",
+    "WARM",
+    "Legend",
+    "blended",
+    "focus_voxel",
+    "gray_window",
+    "is_noise",
+    "legends_of",
+    "opacities",
+]
 
 #: the share of the score's range below which a change is nothing
 TINY = 0.01
@@ -26,11 +37,14 @@ TINY = 0.01
 TIMES_ERROR = 2
 # A peak of this many times its noise is not chance, even among a thousand voxels.
 _TIMES_NOISE = 5
-# From against to for the score. No white in the middle: what is coloured at all must be seen on a white lesion.
+#: the verdict on a map that chance alone can make
+CHANCE = "nothing stands out from chance"
+# From against to for the score. Lightness grows with strength, for dark scans. Every warm colour is lighter than every
+# cold one, so the sign survives grey print, and everybody can tell yellow from blue.
 #: from the lowest value to the last one below zero
-COLD = ("#08306b", "#2171b5", "#41b6c4", "#a8ddb5")
+COLD = ("#2f7de1", "#2659b8", "#1f3f94", "#1c2f7a")
 #: from the first value above zero to the highest one
-WARM = ("#ffe08a", "#fd8d3c", "#e31a1c", "#800026")
+WARM = ("#f76707", "#fd9a1f", "#ffd23f", "#ffef9e")
 # Of the weakest and the strongest colours; the scan is seen under both.
 _OPACITY = (0.3, 0.6)
 
@@ -75,20 +89,33 @@ class Legend:
         return self.least if has_error else max(self.least, TIMES_ERROR * self.noise)
 
     def coloured(self, saliency: np.ndarray, error: np.ndarray | None) -> np.ndarray:
-        """Which voxels ``(*spatial)`` of a map are coloured, by its standard error where there is one."""
-        if not self.in_score_unit and self.is_nothing(saliency):
+        """Which voxels ``(*spatial)`` of a map are coloured, by its standard error if it has one. In a map that may
+        be chance, none is.
+        """
+        if self.may_be_chance(saliency, error) or (not self.in_score_unit and self.is_nothing(saliency)):
             return np.zeros(saliency.shape, bool)
         size = np.abs(saliency)
         found = np.isfinite(size) & (size >= self.floor(error is not None))
         return found if error is None else found & (size >= TIMES_ERROR * error)
 
-    def verdict(self, saliency: np.ndarray, is_coloured: bool) -> str:
-        """A sentence about a map where nothing matters, or nothing is beyond chance; empty for others."""
-        if not self.is_nothing(saliency):
-            return "" if is_coloured else "nothing stands out from chance"
-        if self.in_score_unit:
-            return f"no part of this scan changes the score by more than {_largest(saliency):.2g}"
-        return f"no mask changes the score by more than {self.change or 0.0:.2g}"
+    def may_be_chance(self, saliency: np.ndarray, error: np.ndarray | None) -> bool:
+        """Whether chance alone can make a map: all values are within five times its noise, or no value that matters
+        reaches two standard errors.
+        """
+        if _largest(saliency) <= _TIMES_NOISE * self.noise:
+            return True
+        least = TINY * (self.span or self.scale) if self.in_score_unit else 0.0
+        size = np.abs(saliency)
+        return error is not None and not np.any((size >= least) & (size >= TIMES_ERROR * error) & np.isfinite(size))
+
+    def verdict(self, saliency: np.ndarray, error: np.ndarray | None) -> str:
+        """A sentence about a map where nothing matters, or that may be chance; empty for others."""
+        words = [CHANCE] * self.may_be_chance(saliency, error)
+        if self.is_nothing(saliency) and self.in_score_unit:
+            words.insert(0, f"no part of this scan changes the score by more than {_largest(saliency):.2g}")
+        elif self.is_nothing(saliency):
+            words.insert(0, f"no mask changes the score by more than {self.change or 0.0:.2g}")
+        return "; ".join(words)
 
     def small_print(self, has_error: bool, has_label: bool) -> list[str]:
         """Lines for the colour bar: what is not coloured, whose scale it is, and what an outline shows."""
@@ -159,9 +186,18 @@ def rounded_up(value: float) -> float:
 
 
 def is_noise(row: Mapping[str, Any]) -> bool:
-    """Whether all values of a summary row's map are within five times its noise of 0, as chance alone can put them."""
+    """Whether chance alone can make a summary row's map (:meth:`Legend.may_be_chance`). A row of an earlier version has
+    no verdict, only its noise.
+    """
+    if CHANCE in str(row.get("verdict", "")):
+        return True
     values = [row[name] for name in ("peak_saliency", "lowest_saliency") if row.get(name, "") != ""]
     return row.get("noise", "") != "" and all(abs(float(each)) <= _TIMES_NOISE * float(row["noise"]) for each in values)
+
+
+def verdict_of(row: Mapping[str, Any]) -> str:
+    """The verdict on a summary row's map: a sentence if nothing matters or it may be chance, else empty."""
+    return str(row.get("verdict") or CHANCE * is_noise(row))
 
 
 # Colours. -------------------------------------------------------------------------------------------------------------

@@ -109,9 +109,7 @@ def plot_saliency(
     views = [_planes(scan, *each, label, affine) for each in zip(maps, coloured, strict=True)]
     width = 3.2 * len(views[0]) + 1.2
     figure = figure_type(figsize=(width, 3.4 * len(views) + 0.5), layout="constrained", facecolor="white", dpi=_DPI)
-    verdicts = [
-        legend.verdict(each, bool(part.any())) for legend, each, part in zip(legends, maps, coloured, strict=True)
-    ]
+    verdicts = [legend.verdict(each, error) for legend, each, error in zip(legends, maps, errors, strict=True)]
     rows = [f"row {row}: {each}" if len(maps) > 1 else each for row, each in enumerate(verdicts, start=1) if each]
     words = [title] * bool(title) + rows
     # Fonts have no character for the bytes of a file name that is not UTF-8, and a name with dollars is not a formula.
@@ -227,7 +225,7 @@ def _planes(
         flip = -1 if affine[1, 1] < 0 else 1  # rows count downwards
         layers = {name: layer[:, ::flip] for name, layer in layers.items()}
         shown = peak if flip == 1 else (peak[0], scan.shape[1] - 1 - peak[1])
-        name = f"{'peak' if peak == peak_voxel(finite) else 'strongest'} at voxel {peak}" if coloured.any() else ""
+        name = f"{'peak' if peak == peak_voxel(finite) else 'strongest'} at pixel {peak}" if coloured.any() else ""
         return [_Plane(**layers, edges=nib.affines.voxel_sizes(affine)[:2], peak=shown, name=name)]
     # The peak is found before reordering: in a flat map, reordering could choose another voxel.
     mm = affine @ [*peak, 1]

@@ -75,14 +75,14 @@ def test_a_score_that_hardly_changes_has_no_map(method: str) -> None:
         maps = explanation.saliency.numpy()
         legends = Legend.of(explanation)
         assert [legend.is_nothing(each) for legend, each in zip(legends, maps, strict=True)] == [nothing]
-        words = " ".join(legend.verdict(each, not nothing) for legend, each in zip(legends, maps, strict=True))
+        words = " ".join(legend.verdict(each, None) for legend, each in zip(legends, maps, strict=True))
         assert ("changes the score by more than" in words) == nothing
     change = float((weak.scores - weak.reference_scores).abs().max())
     assert 0 < change < 0.01
     if method in ("hsic", "sobol"):
         assert float(weak.saliency.max()) > 0.1 * float(strong.saliency.max())
         (legend,) = Legend.of(weak)
-        assert legend.verdict(weak.saliency[0].numpy(), False) == (
+        assert legend.verdict(weak.saliency[0].numpy(), None) == (
             f"no mask changes the score by more than {change:.2g}"
         )
 

@@ -141,7 +141,7 @@ def test_a_map_that_only_speaks_against_is_shown_where_it_does() -> None:
     assert crosshair(figure.axes[2]) == (8.5, 14.5)
     assert min(opacities(figure)) > 0
     flat = [plot_saliency(each[8], each[8:9], np.eye(4), scale=1) for each in (saliency, -saliency, 0 * saliency)]
-    assert [each.axes[0].get_title() for each in flat] == ["strongest at voxel (14, 12)", "peak at voxel (14, 12)", ""]
+    assert [each.axes[0].get_title() for each in flat] == ["strongest at pixel (14, 12)", "peak at pixel (14, 12)", ""]
 
 
 @pytest.mark.parametrize("scale", [0, -1, float("nan"), "1"])

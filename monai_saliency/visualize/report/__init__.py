@@ -8,6 +8,7 @@ module          what it holds
 ``kept_scan``   what a run keeps of a scan for the report
 ``shown``       what a case's page shows: volumes, and small pictures
 ``pages``       the pages, and the curves in them
+``plots``       the plots of a cohort
 ``templates/``  their Jinja2 templates
 ``assets/``     their scripts and style
 ``vendored/``   NiiVue, the viewer of volumes, with its licence

@@ -138,7 +138,7 @@ def _write_case(
         problem = f"its map cannot be read: {error}"
         logger.warning("case %s: its page shows no map: %s", case.case, problem)
     thumbnails = _write_thumbnails(report, case.id, [] if shown is None else shown.thumbnails())
-    _write(report / "cases" / f"{case.id}.html", case_page(case, shown, problem, around))
+    _write(report / "cases" / f"{case.id}.html", case_page(case, shown, problem, around, cohort.settings))
     return thumbnails
 
 
@@ -205,7 +205,7 @@ class Runs:
             raise ValueError(f"the grids differ, {maps[0].shape} and {maps[1].shape} voxels: explain the same scans")
         if not np.allclose(maps[0].affine, maps[1].affine, rtol=1e-4, atol=1e-3):
             raise ValueError("the affines differ: explain the same scans")
-        ours, theirs = ({class_words(row): place for place, row in enumerate(case.rows)} for case in (first, second))
+        ours, theirs = ({_unnamed(row): place for place, row in enumerate(case.rows)} for case in (first, second))
         values = [file.read() for file in maps]
         pictures = [Shown.of(case, self.scales).thumbnails() for case in (first, second)]
         for words in dict.fromkeys([*ours, *theirs]):
@@ -233,6 +233,11 @@ def _opened(case: CaseFiles | None, run: str) -> MapFile:
     if case.failure is not None and not case.rows:
         raise ValueError(f"failed in {run}: {case.failure.get('error', '')}")
     return case.open_maps()[0]
+
+
+def _unnamed(row: Row) -> str:
+    """The class of a row by its number: one run may know names that another does not."""
+    return class_words({**row, "class_name": ""})
 
 
 def _difference(first: Row, second: Row) -> str:

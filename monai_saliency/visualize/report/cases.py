@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from monai_saliency.storage.tables import LABEL_REGION_COLUMNS, REGION_COLUMNS, 
 from monai_saliency.visualize.legend import Legend, rounded_up
 from monai_saliency.visualize.report.kept_scan import KeptScan, case_id, kept_path
 
-__all__ = ["CaseFiles", "Cohort", "MapFile", "Row", "class_words", "number", "read_cohort"]
+__all__ = ["CaseFiles", "Cohort", "MapFile", "Row", "beyond", "class_words", "number", "read_cohort"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,21 +55,12 @@ class CaseFiles:
     regions: Sequence[Row]
     label_regions: Sequence[Row]
     folder: Path
+    kept: KeptScan | None = None
 
     @property
     def id(self) -> str:
         """The name of its pages and pictures."""
         return case_id(self.case)
-
-    @cached_property
-    def kept(self) -> KeptScan | None:
-        """The scan that was kept; None if no scan was kept for these maps."""
-        path = kept_path(self.folder, self.case)
-        try:
-            return KeptScan.load(path) if path.is_file() else None
-        except Exception as error:
-            logger.warning("case %s: %s is not a scan that was kept for a report: %s", self.case, path, error)
-            return None
 
     def open_maps(self) -> tuple[MapFile, MapFile | None]:
         """The files of its maps and of their standard errors on the same grid."""
@@ -90,9 +82,12 @@ class CaseFiles:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The cases of an output folder, from ``summary.csv`` and ``failures.csv``, sorted by name."""
+    """The cases of an output folder, from ``summary.csv`` and ``failures.csv``, sorted by name. ``settings`` are those
+    of each mark in the table, from ``summary.settings.json``.
+    """
 
     cases: Sequence[CaseFiles]
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @cached_property
     def scales(self) -> dict[str, float]:
@@ -118,16 +113,54 @@ def read_cohort(folder: str | Path) -> Cohort:
     cases = []
     for name in sorted({*summary, *failures}):
         failure = failures[name][-1] if name in failures else None
-        of_regions = regions.get(name, ()), means.get(name, ())
-        cases.append(CaseFiles(name, summary.get(name, ()), failure, *of_regions, folder))
-    return Cohort(cases)
+        kept = _kept(folder, name)
+        names = {} if kept is None else kept.class_names
+        flat = {"peak_z_mm": ""} if kept is not None and len(kept.shape) == 2 else {}
+        tables = ([_named(row, names) | flat for row in table.get(name, ())] for table in (summary, regions, means))
+        rows, *of_regions = tables
+        cases.append(CaseFiles(name, rows, failure, *of_regions, folder, kept))
+    return Cohort(cases, _settings(folder / "summary.settings.json"))
+
+
+def _settings(path: Path) -> dict[str, dict[str, str]]:
+    """The settings by mark, with what is known of the last run that had them."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    runs = found.pop("runs", {})
+    return {mark: settings | runs.get(mark, {}) for mark, settings in found.items()}
+
+
+def _kept(folder: Path, case: str) -> KeptScan | None:
+    """The scan that was kept of a case; None if none was."""
+    path = kept_path(folder, case)
+    try:
+        return KeptScan.load(path) if path.is_file() else None
+    except Exception as error:
+        logger.warning("case %s: %s is not a scan that was kept for a report: %s", case, path, error)
+        return None
+
+
+def _named(row: Row, names: Mapping[str, str]) -> dict[str, str]:
+    """A row with the names of its class and of its prediction."""
+    predicted = row.get("prediction", "")
+    known = {"class_name": names.get(row.get("class", ""), "")}
+    return {**row, **known, "prediction": names.get(predicted, predicted)}
 
 
 def class_words(row: Row) -> str:
-    """The class and channel of a row's map, such as ``"class 1"``."""
+    """The class and channel of a row's map, such as ``"lesion (class 1)"``, or ``"class 1"`` without a name."""
     text = row.get("class", "")
     words = f"class {text}" if text.isdecimal() else text or "map"
+    words = f"{row['class_name']} ({words})" if row.get("class_name") else words
     return words + (f", channel {row['channel']}" if row.get("channel") else "")
+
+
+def beyond(row: Row) -> bool:
+    """Whether a map has values above the range of its score, such as 1.3 for a probability."""
+    values = [abs(float(row[name])) for name in ("peak_saliency", "lowest_saliency") if row.get(name)]
+    return row.get("unit") in _OF_ONE and max(values, default=0.0) > 1 + 1e-6
 
 
 def number(text: Any, digits: int = 3) -> str:

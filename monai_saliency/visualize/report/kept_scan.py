@@ -22,7 +22,7 @@ from monai_saliency.visualize.legend import Legend
 __all__ = ["KeptScan", "case_id", "kept_path"]
 
 # The fields that are kept as text; the others are arrays and legends.
-_WORDS = ("case", "key", "step", "low", "shape", "start", "stride", "rows_down")
+_WORDS = ("case", "key", "step", "low", "shape", "start", "stride", "rows_down", "class_names")
 # Voxels of all that a case's page holds: the scan, its maps and their standard errors.
 _VALUES = 8_000_000
 _VOXELS = (500_000, 2_000_000)
@@ -37,7 +37,8 @@ class KeptScan:
 
     A voxel's value is ``low + step * code``; codes are int16 ``(*spatial)``, or uint8 ``(*spatial, 3)`` in colours.
     ``start`` and ``stride`` are the kept voxels of each axis of the maps, which have ``shape`` and ``affine``, and file
-    names that end in ``key``. ``rows_down``: the second axis of a 2D image counts downwards.
+    names that end in ``key``. ``rows_down``: the second axis of a 2D image counts downwards. ``class_names``: by
+    class.
     """
 
     case: str
@@ -52,6 +53,7 @@ class KeptScan:
     legends: list[Legend] = field(default_factory=list)
     label: np.ndarray | None = None
     rows_down: bool = False
+    class_names: dict[str, str] = field(default_factory=dict)
 
     @property
     def part(self) -> tuple[slice, ...]:
@@ -81,6 +83,7 @@ class KeptScan:
         key: str = "saliency",
         layers: int | None = None,
         rows_down: bool = False,
+        class_names: dict[str, str] | None = None,
     ) -> KeptScan:
         """Keep the shown part of a scan ``(*spatial[, 3])`` with maps ``(K, *spatial)``; a page has ``layers`` more."""
         shape = maps.shape[1:]
@@ -95,7 +98,8 @@ class KeptScan:
         part = tuple(slice(a, None, s) for a, s in zip(start, stride, strict=True))
         step, low, codes = _codes(scan[part], colours=scan.ndim > len(shape))
         kept = None if label is None else _label_codes(np.asarray(label)[part])
-        return cls(case, key, codes, step, low, affine, shape, start, tuple(stride), [*legends], kept, rows_down)
+        more = [*legends], kept, rows_down, class_names or {}
+        return cls(case, key, codes, step, low, affine, shape, start, tuple(stride), *more)
 
     def save(self, folder: str | Path) -> None:
         """Write it below an output folder; OutputError when the file cannot be written."""

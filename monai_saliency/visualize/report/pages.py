@@ -15,18 +15,19 @@ import numpy as np
 
 from monai_saliency.inferers.explanation import FILL_LEAVES
 from monai_saliency.utils.arguments import require
-from monai_saliency.visualize.legend import is_noise
+from monai_saliency.visualize.legend import is_noise, verdict_of
 from monai_saliency.visualize.pictures import save_picture
-from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, class_words, number
+from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, beyond, class_words, number
 from monai_saliency.visualize.report.cohort_regions import cohort_regions, region_panels
+from monai_saliency.visualize.report.plots import cohort_plots
 from monai_saliency.visualize.report.shown import Shown
 
 __all__ = ["case_page", "cohort_page", "curve_charts", "rendered", "scale_words"]
 
 #: of a curve: its heading, and what its horizontal axis counts
 _KINDS = {
-    "insertion": ("Insertion (higher is better)", "voxels shown, the map's highest first (%)"),
-    "deletion": ("Deletion (lower is better)", "voxels hidden, the map's highest first (%)"),
+    "insertion": ("Insertion (higher is better)", "{}s shown, the map's highest first (%)"),
+    "deletion": ("Deletion (lower is better)", "{}s hidden, the map's highest first (%)"),
 }
 #: what a line is of: its words, its colour and its dashes; the map's own is drawn last, over the others
 _LINES = {
@@ -45,6 +46,7 @@ def _environment() -> Any:
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     found.filters |= {"number": number, "class_words": class_words, "text": _text, "may_be_chance": is_noise}
+    found.filters |= {"verdict": verdict_of, "beyond": beyond}
     found.filters["fill_is_none"] = lambda row: float(row.get("fill_leaves") or 0) > FILL_LEAVES
     return found
 
@@ -68,6 +70,9 @@ def cohort_page(cohort: Cohort, title: str, thumbnails: Mapping[str, Sequence[st
         figures=_figures(cohort),
         scales=scale_words(cohort.scales),
         panels=region_panels(cohort_regions(cohort)),
+        plots=cohort_plots(cohort),
+        runs=_runs(rows, cohort.settings),
+        has_trust=any(row.get("trust_forwards") for row in rows),
     )
 
 
@@ -84,7 +89,16 @@ def _figures(cohort: Cohort) -> list[str]:
     if inside:
         words.append(f"{sum(inside)} of {len(inside)} peaks in the label")
     seconds = [float(case.rows[0].get("seconds") or "nan") for case in explained]
-    return [*words, f"{np.nansum(seconds):,.0f} s of explaining"]
+    images = [int(case.rows[0]["images"]) for case in explained if case.rows[0].get("images")]
+    forwards = [int(case.rows[0].get("forwards") or 0) for case in explained]
+    words += [f"{sum(images):,} images scored"] * bool(images)
+    return [*words, f"last run {sum(forwards):,} forwards, {np.nansum(seconds):,.0f} s"]
+
+
+def _runs(rows: Sequence[Row], settings: Mapping[str, Mapping[str, str]]) -> list[tuple[str, Mapping[str, str], Row]]:
+    """What made some rows: for each mark of settings the settings, and one of the rows."""
+    first = {row.get("settings", ""): row for row in reversed(rows)}
+    return [(mark, settings[mark], row) for mark, row in sorted(first.items()) if mark in settings]
 
 
 def _text(row: Row, name: str) -> str:
@@ -92,27 +106,40 @@ def _text(row: Row, name: str) -> str:
     if name == "explained":
         return class_words(row)
     if name == "place":
+        if verdict_of(row):  # there is no peak
+            return ""
         places = [row.get(f"peak_{axis}_mm", "") for axis in "xyz"]
         return ", ".join(number(each, 4) for each in places if each)
     text = row.get(name, "")
     return {"True": "yes", "False": "no"}.get(text, text)
 
 
-def case_page(case: CaseFiles, shown: Shown | None, problem: str, near: Sequence[CaseFiles | None]) -> str:
+def case_page(
+    case: CaseFiles,
+    shown: Shown | None,
+    problem: str,
+    near: Sequence[CaseFiles | None],
+    settings: Mapping[str, Mapping[str, str]],
+) -> str:
     """The page of a case: its viewer, or ``problem``. ``near`` are the cases before and after it."""
     data = None if shown is None else shown.data()
+    element = "pixel" if data is not None and len(data["shape"]) == 2 else "voxel"
     scripts = ["niivue.umd.js", "volume.js"] if data is not None and len(data["shape"]) == 3 else ["picture.js"]
     return rendered(
         "case.html",
         title=case.case,
-        scripts=[] if data is None else [*scripts, "case.js"],
+        scripts=[] if data is None else ["ratings.js", *scripts, "case.js"],
         before=near[0],
         after=near[1],
         rows=case.rows,
         data=data,
         problem=problem,
         thinned=1 if data is None else math.prod(data["stride"]),
-        curves=curve_charts(case.rows),
+        curves=curve_charts(case.rows, element),
+        element=element,
+        runs=_runs(case.rows, settings),
+        has_trust=any(row.get("trust_forwards") for row in case.rows),
+        map_key="saliency" if case.kept is None else case.kept.key,
         charts=_charts(case.regions),
     )
 
@@ -127,7 +154,7 @@ def _charts(regions: Sequence[Row]) -> list[tuple[str, list[tuple[float, Row]], 
     return [(words, rows, abs(rows[0][0]) or 1.0) for words, rows in ordered.items()]
 
 
-def curve_charts(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
+def curve_charts(rows: Sequence[Row], element: str = "voxel") -> list[tuple[str, list[str]]]:
     """The insertion and deletion curves of a case's maps: the words of each map, and its drawings as addresses."""
     found = []
     for row in rows:
@@ -135,12 +162,12 @@ def curve_charts(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
             curves = json.loads(row.get("trust_curves") or "{}")
         except ValueError:  # a cell that was too long for the table is cut
             continue
-        if drawings := [_drawing(kind, curves[kind], row) for kind in _KINDS if kind in curves]:
+        if drawings := [_drawing(kind, curves[kind], row, element) for kind in _KINDS if kind in curves]:
             found.append((class_words(row), drawings))
     return found
 
 
-def _drawing(kind: str, lines: Mapping[str, Any], row: Row) -> str:
+def _drawing(kind: str, lines: Mapping[str, Any], row: Row, element: str) -> str:
     """The curves of one kind, as the address of an SVG."""
     heading, across = _KINDS[kind]
     figure = require("matplotlib.figure", extra="bundle").Figure(figsize=(5.6, 2.6), layout="constrained")
@@ -152,7 +179,7 @@ def _drawing(kind: str, lines: Mapping[str, Any], row: Row) -> str:
             width = 1.2 if name else 2.4
             ax.plot(100 * shares, scores, dashes, color=colour, linewidth=width, label=f"{words}  {area}")
     ax.set_title(heading, fontsize=9, loc="left")
-    ax.set_xlabel(across, fontsize=8)
+    ax.set_xlabel(across.format(element), fontsize=8)
     # Curves are of the probability where a map is of its log-odds.
     quantity = row.get("quantity", "").removeprefix("log-odds of the ")
     ax.set_ylabel(quantity or "score", fontsize=8, parse_math=False)

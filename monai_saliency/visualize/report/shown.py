@@ -14,7 +14,17 @@ import nibabel as nib
 import numpy as np
 
 from monai_saliency.utils.arguments import require
-from monai_saliency.visualize.legend import COLD, WARM, Legend, blended, focus_voxel, gray_window, rounded_up
+from monai_saliency.visualize.legend import (
+    COLD,
+    WARM,
+    Legend,
+    blended,
+    focus_voxel,
+    gray_window,
+    is_noise,
+    rounded_up,
+    verdict_of,
+)
 from monai_saliency.visualize.report.cases import CaseFiles, class_words
 from monai_saliency.visualize.report.kept_scan import KeptScan
 
@@ -38,6 +48,7 @@ class _Layer:
     scale: float
     coloured: np.ndarray
     focus: tuple[int, ...]
+    verdict: str
 
 
 @dataclass(frozen=True)
@@ -66,8 +77,9 @@ class Shown:
         found = []
         for row, legend, values, error in zip(case.rows, legends, maps, errors, strict=True):
             scale, coloured = scales.get(legend.words, legend.scale), legend.coloured(values, error)
+            coloured &= not is_noise(row)  # whose figures are of all voxels
             focus = focus_voxel(values, coloured)
-            found.append(_Layer(class_words(row), values, error, legend, scale, coloured, focus))
+            found.append(_Layer(class_words(row), values, error, legend, scale, coloured, focus, verdict_of(row)))
         return cls(case.case, kept, has_scan, found)
 
     def data(self) -> dict[str, Any]:
@@ -118,6 +130,7 @@ class Shown:
             "ownError": 1 if error is None else rounded_up(float(error.max(initial=0))),
             "floor": min(legend.floor(error is not None), layer.scale),
             "signed": legend.signed,
+            "nothing": layer.verdict,
             "focus": layer.focus,
         }
 

@@ -54,6 +54,29 @@ const brief = (value, digits = 3) => {
   return size < 1e-3 || size >= 1e7 ? value.toExponential(digits - 1) : String(Number(value.toPrecision(digits)));
 };
 
+/**
+ * Trace the borders between labels, one pixel wide. `at(x, y)` is the label of a cell, 0 outside; `place(x, y)` is where a
+ * cell's first corner lies on the canvas.
+ */
+function contour(pen, columns, rows, at, place) {
+  pen.beginPath();
+  const line = (...ends) => ends.forEach(([x, y], i) => {
+    const [left, top] = place(x, y).map((v) => Math.round(v) + 0.5);
+    if (i) pen.lineTo(left, top);
+    else pen.moveTo(left, top);
+  });
+  for (let y = 0; y <= rows; y++) {
+    for (let x = 0; x <= columns; x++) {
+      if (at(x, y) !== at(x - 1, y)) line([x, y], [x, y + 1]);
+      if (at(x, y) !== at(x, y - 1)) line([x, y], [x + 1, y]);
+    }
+  }
+  for (const [width, colour] of [[3, "rgb(0 0 0 / 0.4)"], [1, "#ffffff"]]) {
+    Object.assign(pen, { lineWidth: width, strokeStyle: colour });
+    pen.stroke();
+  }
+}
+
 const presets = {
   "soft tissue": [40, 400], "brain": [40, 80], "subdural": [75, 215], "lung": [-600, 1500],
   "mediastinum": [50, 350], "liver": [60, 160], "bone": [400, 1800],
@@ -101,10 +124,11 @@ class CasePage {
   async draw() {
     const { scale, isError, map } = this.shown;
     const own = await this.volume(this.choice.map, isError ? "error" : "map");
-    const error = isError || !byId("chance")?.checked ? null : await this.volume(this.choice.map, "error");
+    const hides = !isError && byId("chance")?.checked;
+    const error = hides ? await this.volume(this.choice.map, "error") : null;
     const least = Math.max(this.threshold, own.step / 2);
     const strengths = new Float32Array(own.codes.length);
-    for (let i = 0; i < strengths.length; i++) {
+    for (let i = 0; i < strengths.length && !(hides && map.nothing); i++) {
       const value = own.step * own.codes[i];
       const size = Math.abs(value);
       if (size < least || (error !== null && size < 2 * error.step * error.codes[i])) continue;
@@ -130,7 +154,7 @@ class CasePage {
       pen.fillStyle = isBelow ? "#c9ccd1" : `rgb(${colour(Math.abs(strength), strength < 0)})`;
       pen.fillRect(left + x, 0, 1, height);
     }
-    pen.fillStyle = "#30353c";
+    pen.fillStyle = getComputedStyle(canvas).color;
     pen.font = "21px system-ui, sans-serif";
     pen.textAlign = "center";
     for (const share of signed ? [-1, -0.5, -0.1, 0, 0.1, 0.5, 1] : [0, 0.01, 0.1, 0.5, 1]) {
@@ -189,6 +213,12 @@ class CasePage {
     });
   }
 
+  /** Go some slices along x, y or z. */
+  async step(place, slices) {
+    byId("xyz"[place]).value = Number(byId("xyz"[place]).value) + slices;
+    await this.slide(place);
+  }
+
   async slide(place) {
     const [axis, turned] = page.axes[place];
     const value = Number(byId("xyz"[place]).value);
@@ -241,6 +271,60 @@ class CasePage {
   }
 }
 
+/** The picture as it is, on a canvas that is only printed. */
+function drawForPrint(viewer) {
+  const box = viewer.redraw();
+  const [overlay, print] = [byId("contour"), byId("print")];
+  [print.width, print.height] = [overlay.width, overlay.height];
+  const pen = print.getContext("2d");
+  pen.fillRect(0, 0, print.width, print.height);
+  pen.drawImage(byId("stage"), ...box);
+  pen.drawImage(overlay, 0, 0);
+}
+
+/** Keys and buttons: views, slices, cases, the convention, ratings. */
+function connect(view, viewer, busy) {
+  let axis = 2; // that the arrows go along
+  for (const button of document.querySelectorAll("[data-view]")) {
+    button.addEventListener("click", () => {
+      for (const each of document.querySelectorAll("[data-view]")) each.setAttribute("aria-pressed", String(each === button));
+      axis = { SAGITTAL: 0, CORONAL: 1 }[button.dataset.view] ?? 2;
+      viewer.setView(button.dataset.view);
+    });
+  }
+  const convention = byId("radiological");
+  if (convention !== null) {
+    convention.checked = store.get("radiological") === "true";
+    const turn = () => {
+      store.set("radiological", String(convention.checked));
+      viewer.setRadiological(convention.checked);
+    };
+    convention.addEventListener("change", turn);
+    turn();
+  }
+  const help = () => byId("keys").showModal();
+  byId("help").addEventListener("click", help);
+  const step = busy((slices) => view.step(axis, slices));
+  const go = (name) => () => document.querySelector(`nav .${name}`)?.click();
+  const keys = { "?": help, ArrowLeft: go("previous"), ArrowRight: go("next") };
+  if (dims === 3) Object.assign(keys, { ArrowUp: () => step(1), ArrowDown: () => step(-1) });
+  const own = (event) => {
+    if (event.target.id === "stage") event.stopImmediatePropagation(); // the viewer has keys of its own
+    if (event.type === "keyup" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest?.("input, select, dialog") || !(event.key in keys)) return;
+    event.preventDefault();
+    keys[event.key]();
+  };
+  for (const type of ["keydown", "keyup"]) globalThis.addEventListener(type, own, true);
+  const known = ratings()[page.case] ?? {};
+  for (const [id, value] of [["rating", known.rating], ["comment", known.comment]]) {
+    byId(id).value = value ?? "";
+    byId(id).addEventListener("input", () => rate(page.case, byId("rating").value, byId("comment").value));
+  }
+  byId("cohort").href += `#${store.get(`filters ${root}`) ?? ""}`;
+  globalThis.addEventListener("beforeprint", () => drawForPrint(viewer));
+}
+
 function options(id, pairs) {
   byId(id).replaceChildren(...pairs.map(([value, words]) => new Option(words, value)));
 }
@@ -276,6 +360,7 @@ async function main() {
   }
   if (dims === 3) [0, 1, 2].forEach((i) => byId("xyz"[i]).addEventListener("input", busy(() => view.slide(i))));
   viewer.onMove = (mm) => view.read(dims === 3 ? shownAt(mm, viewer.size) : mm);
+  connect(view, viewer, busy);
   const asked = /^#map=(\d+)$/.exec(location.hash);
   if (asked && Number(asked[1]) < page.maps.length) byId("map").value = asked[1];
   await choose();

@@ -5,6 +5,18 @@ const body = document.querySelector("#cases tbody");
 const lines = [...body.rows];
 const controls = ["search", "kind", "class"].map((id) => document.getElementById(id));
 
+// Filters and order are in the address, so that "Back" and a copied link bring them back.
+const asked = new URLSearchParams(location.hash.slice(1));
+for (const control of controls) control.value = asked.get(control.id) ?? "";
+let order = asked.get("sort") ?? "";
+
+function remember() {
+  const found = controls.map((control) => [control.id, control.value]).concat([["sort", order]]);
+  const words = new URLSearchParams(found.filter(([, value]) => value)).toString();
+  history.replaceState(null, "", `#${words}`);
+  store.set(`filters ${root}`, words);
+}
+
 function choose() {
   const [search, kind, of] = controls.map((control) => control.value);
   const wanted = search.trim().toLowerCase();
@@ -17,6 +29,7 @@ function choose() {
     count += isShown ? 1 : 0;
   }
   document.getElementById("count").textContent = `${count} of ${lines.length} rows`;
+  remember();
 }
 
 /** What a row is sorted by: a number where the cell has one, else its text; null where there is neither. */
@@ -33,8 +46,8 @@ function compare(a, b) {
   return typeof a === "number" ? -1 : 1;
 }
 
-function sort(head) {
-  const isUp = head.getAttribute("aria-sort") !== "ascending";
+function sort(head, isUp = head.getAttribute("aria-sort") !== "ascending") {
+  order = `${isUp ? "" : "-"}${head.dataset.column}`;
   for (const each of head.parentElement.cells) each.setAttribute("aria-sort", "none");
   head.setAttribute("aria-sort", isUp ? "ascending" : "descending");
   const keyed = lines.map((line, place) => ({ line, place, key: keyOf(line, head.cellIndex) }));
@@ -47,8 +60,24 @@ function sort(head) {
 }
 
 for (const button of document.querySelectorAll("#cases th button")) {
-  button.addEventListener("click", () => sort(button.parentElement));
+  button.addEventListener("click", () => {
+    sort(button.parentElement);
+    remember();
+  });
 }
 for (const control of controls) control.addEventListener("input", choose);
 document.querySelector(".filters").addEventListener("submit", (event) => event.preventDefault());
+const sorted = document.querySelector(`#cases th[data-column="${CSS.escape(order.replace(/^-/, ""))}"]`);
+if (sorted !== null) sort(sorted, !order.startsWith("-"));
 choose();
+
+function showRatings() {
+  const all = ratings();
+  for (const badge of document.querySelectorAll("[data-rating]")) {
+    const { rating, comment } = all[badge.dataset.rating] ?? {};
+    badge.textContent = rating || (comment ? "comment" : "");
+    badge.title = comment ?? "";
+  }
+}
+showRatings();
+globalThis.addEventListener("pageshow", showRatings);

@@ -27,7 +27,6 @@ async function makeViewer(page, decode, colour) {
   const state = { strengths: new Float32Array(columns * rows), opacity: 0.6, window: [0, 255], outline: true };
   // From a line of the canvas to the scan's row, and back.
   const turned = (line) => (page.rowsDown ? line : rows - 1 - line);
-  const edge = viewer.label === null ? null : border(viewer.label);
 
   function draw() {
     const image = pen.createImageData(columns, rows);
@@ -45,7 +44,6 @@ async function makeViewer(page, decode, colour) {
           else if (scan !== null) value = (255 * (scan.low + scan.step * scan.codes[i] - low)) / (high - low);
           value = Math.min(255, Math.max(0, value));
           if (hue !== null) value += state.opacity * (hue[c] - value);
-          if (state.outline && edge !== null && edge[i]) value = 255;
           image.data[out + c] = value;
         }
         image.data[out + 3] = 255;
@@ -64,7 +62,7 @@ async function makeViewer(page, decode, colour) {
   };
   viewer.setOutline = (isShown) => {
     state.outline = isShown;
-    draw();
+    drawContour();
   };
   viewer.moveTo = ([x, y]) => {
     const [across, down] = [document.getElementById("across"), document.getElementById("down")];
@@ -90,17 +88,23 @@ async function makeViewer(page, decode, colour) {
     viewer.moveTo([x, y]);
     viewer.onMove([x, y]);
   };
+  const overlay = document.getElementById("contour");
+  let box = [0, 0, 0, 0]; // of the scan on the overlay
+  const drawContour = () => {
+    const dense = globalThis.devicePixelRatio;
+    if (!frame.clientWidth || !canvas.offsetWidth) return; // while it is printed
+    [overlay.width, overlay.height] = [frame.clientWidth * dense, frame.clientHeight * dense];
+    box = [canvas.offsetLeft, canvas.offsetTop, canvas.offsetWidth, canvas.offsetHeight].map((v) => v * dense);
+    if (viewer.label === null || !state.outline) return;
+    const at = (x, y) => (x < 0 || y < 0 || x >= columns || y >= rows ? 0 : viewer.label.codes[x + columns * turned(y)]);
+    contour(overlay.getContext("2d"), columns, rows, at, (x, y) => [
+      box[0] + (x / columns) * box[2], box[1] + (y / rows) * box[3],
+    ]);
+  };
+  new ResizeObserver(drawContour).observe(canvas);
+  viewer.redraw = () => box;
   canvas.addEventListener("pointerdown", follow);
   canvas.addEventListener("pointermove", follow);
   globalThis.viewer = viewer;
   return viewer;
-}
-
-/** The pixels of a label that touch another label. */
-function border({ size: [columns, rows], codes }) {
-  const at = (x, y) => (x < 0 || y < 0 || x >= columns || y >= rows ? -1 : codes[x + columns * y]);
-  return codes.map((code, i) => {
-    const [x, y] = [i % columns, Math.floor(i / columns)];
-    return code && [[1, 0], [-1, 0], [0, 1], [0, -1]].some(([a, b]) => at(x + a, y + b) !== code) ? 1 : 0;
-  });
 }

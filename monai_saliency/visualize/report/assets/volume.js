@@ -1,4 +1,4 @@
-// The viewer of volumes: NiiVue with the scan, the map and the label's outline.
+// The viewer of volumes: NiiVue with the scan and the map, and the label's contour over it.
 "use strict";
 
 async function makeViewer(page, decode, colour) {
@@ -61,23 +61,51 @@ async function makeViewer(page, decode, colour) {
   [overlay.cal_min, overlay.cal_max] = [0, 1];
   nv.addVolume(overlay);
 
-  let outline = null;
-  if (viewer.label !== null) {
-    nv.addColormap("outline", { R: [255, 255, 255], G: [255, 255, 255], B: [255, 255, 255], A: [0, 255, 255], I: [0, 1, 255] });
-    outline = await NVImage.loadFromBase64({
-      ...named("label", page.label), colormap: "outline", cal_min: 0, cal_max: 1, opacity: 0.75,
+  // The contour is drawn after each scene, on a canvas of its own.
+  const sheet = document.getElementById("contour");
+  let isOutlined = true;
+  const drawContours = () => {
+    [sheet.width, sheet.height] = [nv.canvas.width, nv.canvas.height];
+    if (viewer.label === null || !isOutlined) return;
+    nv.screenSlices.forEach((tile, i) => {
+      if (tile.axCorSag <= SLICE_TYPE.SAGITTAL) drawContour(tile.leftTopWidthHeight, i);
     });
-    outline.img = rim(viewer.label);
-    outline.hdr.scl_slope = 1;
-    [outline.cal_min, outline.cal_max] = [0, 1];
-    nv.addVolume(outline);
-  }
+  };
+  const drawContour = ([left, top, width, height], i) => {
+    // Places inside the tile: at its edges rounding can lie outside.
+    const share = (x, y) => Array.from(nv.screenXY2TextureFrac(left + x * width, top + y * height, i, false));
+    const [first, across, down] = [share(0.25, 0.25), share(0.75, 0.25), share(0.25, 0.75)];
+    // Of x, y and z: which runs across, which down, and which is the slice's own.
+    const along = (end) => [0, 1, 2].reduce((a, b) => (Math.abs(end[b] - first[b]) > Math.abs(end[a] - first[a]) ? b : a));
+    const [h, v] = [along(across), along(down)];
+    const sizes = page.axes.map(([axis]) => viewer.size[axis]);
+    const fixed = 3 - h - v;
+    const slice = Math.min(sizes[fixed] - 1, Math.max(0, Math.floor(first[fixed] * sizes[fixed])));
+    const at = (x, y) => {
+      if (x < 0 || y < 0 || x >= sizes[h] || y >= sizes[v]) return 0;
+      const place = { [h]: x, [v]: y, [fixed]: slice };
+      const voxel = [0, 0, 0];
+      page.axes.forEach(([axis, isTurned], p) => { voxel[axis] = isTurned ? sizes[p] - 1 - place[p] : place[p]; });
+      return viewer.label.codes[voxel[0] + viewer.size[0] * (voxel[1] + viewer.size[1] * voxel[2])];
+    };
+    contour(sheet.getContext("2d"), sizes[h], sizes[v], at, (x, y) => [
+      left + (0.25 + (x / sizes[h] - first[h]) / (across[h] - first[h]) / 2) * width,
+      top + (0.25 + (y / sizes[v] - first[v]) / (down[v] - first[v]) / 2) * height,
+    ]);
+  };
+  const drawScene = nv.drawScene.bind(nv);
+  nv.drawScene = (...given) => {
+    const found = drawScene(...given);
+    drawContours();
+    return found;
+  };
   nv.setSliceType(SLICE_TYPE.MULTIPLANAR);
   // Lines of the crosshair are solids in mm: thinner than a pixel, parts of them would be missing.
   const [wide, deep, tall] = page.axes.map(([axis]) => viewer.size[axis] * page.stride[axis] * page.spacing[axis]);
   new ResizeObserver(([{ contentRect: { width, height } }]) => {
     const pixel = Math.max((wide + deep) / width, (deep + tall) / height);
     nv.setCrosshairWidth(1.6 * pixel);
+    requestAnimationFrame(() => nv.drawScene()); // and the contours with it
   }).observe(nv.canvas);
   nv.setRenderAzimuthElevation(120, 15);
 
@@ -95,9 +123,14 @@ async function makeViewer(page, decode, colour) {
     nv.updateGLVolume();
   };
   viewer.setOutline = (isShown) => {
-    if (outline === null) return;
-    outline.opacity = isShown ? 0.75 : 0;
-    nv.updateGLVolume();
+    isOutlined = isShown;
+    drawContours();
+  };
+  viewer.setView = (name) => nv.setSliceType(SLICE_TYPE[name]);
+  viewer.setRadiological = (isRadiological) => nv.setRadiologicalConvention(isRadiological);
+  viewer.redraw = () => {
+    nv.drawScene();
+    return [0, 0, sheet.width, sheet.height];
   };
   viewer.moveTo = (voxel, mm) => {
     isMoving = true;
@@ -108,23 +141,4 @@ async function makeViewer(page, decode, colour) {
   viewer.nv = nv;
   globalThis.viewer = viewer;
   return viewer;
-}
-
-/** The voxels of a label that touch another label. */
-function rim({ size: [nx, ny, nz], codes }) {
-  const found = new Uint8Array(codes.length);
-  const steps = [[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]];
-  for (let z = 0, i = 0; z < nz; z++) {
-    for (let y = 0; y < ny; y++) {
-      for (let x = 0; x < nx; x++, i++) {
-        if (!codes[i]) continue;
-        found[i] = steps.some(([a, b, c]) => {
-          const [p, q, r] = [x + a, y + b, z + c];
-          if (p < 0 || q < 0 || r < 0 || p >= nx || q >= ny || r >= nz) return true;
-          return codes[p + nx * (q + ny * r)] !== codes[i];
-        }) ? 1 : 0;
-      }
-    }
-  }
-  return found;
 }
