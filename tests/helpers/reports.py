@@ -98,9 +98,13 @@ def write_case(
     scale: float = 1.0,
     rows_down: bool = False,
     mark: str | None = None,
+    names: dict[str, str] | None = None,
+    words: str = "change of the score (softmax probability)",
     **values: Any,
 ) -> None:
-    """Write what a run writes of a case with maps ``(K, *spatial)``; ``mark`` tells which scan it is of."""
+    """Write what a run writes of a case with maps ``(K, *spatial)``; ``mark`` tells which scan it is of,
+    ``names`` are of classes, ``words`` of the legend.
+    """
     if mark is not None:
         values["scan"] = mark
     for name, volumes in (("saliency", maps), ("standard_error", errors)):
@@ -108,9 +112,9 @@ def write_case(
             path = folder / f"{case}_{name}.nii.gz"
             path.parent.mkdir(parents=True, exist_ok=True)
             nib.save(nib.Nifti1Image(volumes[0] if len(volumes) == 1 else np.moveaxis(volumes, 0, -1), affine), path)
-    legends = [Legend(scale, scale, "change of the score (softmax probability)")] * len(maps)
+    legends = [Legend(scale, scale, words, noise=float(values.get("noise") or 0))] * len(maps)
     layers = len(maps) * (1 if errors is None else 2)
-    kept = KeptScan.of(case, scan, maps, affine, legends, label, layers=layers, rows_down=rows_down)
+    kept = KeptScan.of(case, scan, maps, affine, legends, label, layers=layers, rows_down=rows_down, class_names=names)
     kept.save(folder)
     rows = [row(case, str(i), peak_saliency=float(each.max()), **values) for i, each in enumerate(maps)]
     CaseTable(folder / "summary.csv").add(rows)

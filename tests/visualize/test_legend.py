@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import monai_saliency as ms
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.masks import Supervoxels
-from monai_saliency.visualize.legend import Legend
+from monai_saliency.visualize.legend import CHANCE, COLD, WARM, Legend, blended, is_noise, verdict_of
 
 #: the probability of class 1 rises with the bright corner of the image
 IMAGE = torch.zeros(1, 1, 16, 16)
@@ -96,3 +97,78 @@ def test_logits_are_drawn_on_the_scale_of_the_case_unless_one_is_given(gain: flo
     assert (given.scale, given.note) == (20, "")
     assert own.span == given.span == pytest.approx(8 * gain)
     assert not own.is_nothing(explanation.saliency[0].numpy())
+
+
+# May be chance. -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("peak", "noise", "error", "chance", "nothing"),
+    [
+        (0.5, 0.2, None, True, False),  # within five times the noise
+        (0.5, 0.09, None, False, False),
+        (0.5, 0.09, 0.3, True, False),  # beyond the map's noise, but not its own error
+        (0.5, 0.09, 0.2, False, False),
+        (0.005, 0.002, 0.001, True, True),
+        (0.005, 0.0, 0.001, True, True),  # no value that matters is beyond its error
+        (0.0, 0.0, None, True, True),
+    ],
+)
+def test_one_predicate_for_what_may_be_chance(
+    peak: float, noise: float, error: float | None, chance: bool, nothing: bool
+) -> None:
+    """The verdict, the colours, and the rows of the table agree."""
+    saliency, legend = np.zeros((4, 5)), Legend(1.0, 1.0, noise=noise)
+    saliency[1, 2] = peak
+    errors = None if error is None else np.full((4, 5), error)
+    verdict = legend.verdict(saliency, errors)
+    assert (CHANCE in verdict, "changes the score by more than" in verdict) == (chance, nothing)
+    assert legend.coloured(saliency, errors).any() == (not verdict)
+    row = {"peak_saliency": peak, "lowest_saliency": 0.0, "noise": noise, "verdict": verdict}
+    assert is_noise(row) == chance
+    assert verdict_of(row) == verdict
+
+
+# Colours, seen otherwise. ---------------------------------------------------------------------------------------------
+
+# Deuteranopia, from Machado, Oliveira and Fernandes, IEEE TVCG 15 (2009), severity 1, for linear RGB.
+DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+# From linear sRGB to XYZ, relative to the white point D65.
+TO_XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+)
+
+
+def lightness_and_yellow(colours: np.ndarray, seen_by: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    """CIELAB's L* and b* of sRGB colours ``(n, 3)`` in [0, 1]; b* is positive for yellow and negative for blue."""
+    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+    linear = linear if seen_by is None else (linear @ np.asarray(seen_by).T).clip(0, 1)
+    xyz = linear @ TO_XYZ.T / TO_XYZ.sum(axis=1)
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return 116 * f[:, 1] - 16, 200 * (f[:, 1] - f[:, 2])
+
+
+def strengths(colours: tuple[str, ...]) -> np.ndarray:
+    """101 colours from the weakest to the strongest."""
+    stops = np.array([[int(each[i : i + 2], 16) / 255 for i in (1, 3, 5)] for each in colours])
+    return np.stack([np.interp(np.linspace(0, len(stops) - 1, 101), range(len(stops)), each) for each in stops.T], 1)
+
+
+def test_lightness_grows_with_strength_on_a_dark_scan() -> None:
+    values = np.linspace(0.01, 1, 50)
+    for sign in (1, -1):
+        picture = blended(np.full((1, 50), 0.1), sign * values[None], np.ones((1, 50), bool), 1.0)
+        lightness, _ = lightness_and_yellow(picture[0] / 255)
+        assert (np.diff(lightness) > -0.3).all()  # up to the rounding to 8 bits
+        assert lightness[-1] > lightness[0] + 15
+
+
+def test_the_sign_survives_deuteranopia_and_grey_print() -> None:
+    """Every warm colour is lighter than every cold one, and yellow stays yellow."""
+    (warm, yellow), (cold, blue) = (
+        lightness_and_yellow(strengths(colours), DEUTERANOPIA) for colours in (WARM, COLD[::-1])
+    )
+    assert yellow.min() > 30 > -30 > blue.max()
+    assert warm.min() > cold.max() + 8
+    (warm, _), (cold, _) = (lightness_and_yellow(strengths(colours)) for colours in (WARM, COLD[::-1]))
+    assert warm.min() > cold.max() + 8

@@ -11,6 +11,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from helpers.own_bundle import run
 from helpers.reports import (
     Page,
@@ -24,12 +25,18 @@ from helpers.reports import (
     write_regions,
 )
 from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
+from monai.inferers import SlidingWindowInferer
+from PIL import Image
 
+import monai_saliency as ms
+from monai_saliency.handlers.summary import described, note_settings
 from monai_saliency.storage.tables import CaseTable
-from monai_saliency.visualize.legend import Legend
+from monai_saliency.visualize.legend import CHANCE, Legend
 from monai_saliency.visualize.report import KeptScan, build, write_report
+from monai_saliency.visualize.report.cases import read_cohort
 from monai_saliency.visualize.report.kept_scan import case_id, kept_path
 from monai_saliency.visualize.report.pages import curve_charts
+from monai_saliency.visualize.report.plots import cohort_plots
 
 SHAPE = (26, 30, 22)
 MAPS = np.stack([blobs(SHAPE, ((0.4, 0.6, 0.5), 0.5), ((0.6, 0.4, 0.5), -0.25)), blobs(SHAPE, ((0.5, 0.3, 0.6), 0.3))])
@@ -120,6 +127,7 @@ def test_the_cohort_page_lists_all_cases(folder: Path) -> None:
         f"cases/{case_id('ct/one')}.html",
         f"cases/{case_id('ct/one')}.html#map=1",
         f"cases/{case_id('two')}.html",
+        "../summary.csv",
     }
     for address in [*links, *(each["src"] for each in page.all("img"))]:
         assert (folder / "report" / str(address).partition("#")[0]).is_file()
@@ -142,7 +150,7 @@ def test_names_are_text(tmp_path: Path) -> None:
     assert "</td><script>alert(3)</script>" in index.text
     assert "<em>spleen" in page.text
     assert page.data["case"] == HOSTILE
-    assert [each.get("src") for each in index.all("script")] == ["assets/cohort.js"]
+    assert [each.get("src") for each in index.all("script")] == ["assets/ratings.js", "assets/cohort.js"]
     assert not [each for read in (index, page) for name in ("b", "i", "u", "em") for each in read.all(name)]
 
 
@@ -181,8 +189,12 @@ def test_colours_of_a_photograph(tmp_path: Path) -> None:
     write_report(tmp_path)
     page = Page(page_of(tmp_path, "photo"))
     assert np.array_equal(volume_of(page.data["scan"]).get_fdata(), pixels)
-    assert [each.get("src") for each in page.all("script")][1:] == ["../assets/picture.js", "../assets/case.js"]
+    assert [each.get("src") for each in page.all("script")][1:] == [
+        f"../assets/{name}.js" for name in ("ratings", "picture", "case")
+    ]
     assert page.data["rowsDown"] is True
+    assert "12, 5" in page.text  # a pixel, without a height
+    assert "voxel" not in page.text
     assert np.abs(volume_of(page.data["maps"][0]["volume"]).get_fdata() - saliency).max() <= 5e-4
 
 
@@ -229,6 +241,95 @@ def test_the_vendored_viewer_is_the_released_one() -> None:
     assert hashlib.sha256((here / "niivue.umd.js").read_bytes()).hexdigest() in notes
     assert "0.69.0" in notes
     assert "BSD 2-Clause License" in (here / "niivue.LICENSE").read_text(encoding="utf-8")
+
+
+# What is known of a run. ----------------------------------------------------------------------------------------------
+
+
+def test_how_the_maps_were_made(tmp_path: Path) -> None:
+    """The cohort's page and the case's page have the settings, the last run, the files and a paragraph with sources."""
+    method = ms.rise(50, 4, seed=7, fill=ms.ConstantFill(-1.5), target=ms.ClassScore([1], "softmax"))
+    table = CaseTable(tmp_path / "summary.csv")
+    mark = note_settings(table, described(method, torch.nn.Linear(4, 2)))
+    write_case(tmp_path, "a", head(SHAPE, 0, 1), MAPS[:1], OBLIQUE, settings=mark)
+    index = Page(write_report(tmp_path))
+    page = Page(page_of(tmp_path, "a"))
+    for each, up in ((index, "../"), (page, "../../")):
+        for words in (
+            *("rise, num_masks 50, grid_size 4", "seed 7", "the value -1.5 in the network's input space", "ClassScore"),
+            *(f"monai-saliency {ms.__version__}", f"torch {torch.__version__}", "pytest", "RISE: Randomized Input"),
+            *("softmax probability", "Linear ", "arXiv 2211.02701"),
+        ):
+            assert words in each.text, words
+        assert f"{up}summary.csv" in {link["href"] for link in each.all("a")}
+    assert "../../a_saliency.nii.gz" in {link["href"] for link in page.all("a")}
+
+
+@pytest.mark.parametrize("name", sorted({*ms.methods.__all__} - {"explain"}))
+def test_each_method_has_its_source(name: str) -> None:
+    """White-box methods and methods of other packages are described by their settings alone."""
+    needed = {"grad_cam": {"target_layer": "0"}, "patch_windows": {"inferer": SlidingWindowInferer((4, 4))}}
+    regions = {"regions": ms.Supervoxels(6)} if name in ("region_occlusion", "shapley") else {}
+    known = described(getattr(ms.methods, name)(**needed.get(name, regions)), torch.nn.Linear(4, 2))
+    template = (Path(build.__file__).parent / "templates" / "how.html").read_text()
+    assert known["estimator"] == "_MethodMap" or f'"{known["estimator"]}": (' in template
+    assert known["masks"] == "_MethodMasks" or f'"{known["masks"]}": "' in template
+
+
+def test_classes_have_their_names(tmp_path: Path) -> None:
+    write_case(tmp_path, "a", head(SHAPE, 0, 1), MAPS, OBLIQUE, names={"0": "healthy", "1": "<b>lesion"})
+    index = Page(write_report(tmp_path))
+    assert [each["value"] for each in index.all("option")][-2:] == ["<b>lesion (class 1)", "healthy (class 0)"]
+    page = Page(page_of(tmp_path, "a"))
+    assert [each["name"] for each in page.data["maps"]] == ["healthy (class 0)", "<b>lesion (class 1)"]
+    assert "predicted <b>lesion" in page.text
+
+
+def test_a_case_where_nothing_matters(tmp_path: Path) -> None:
+    """It says so in its header, its badge and its filter, has no place of a peak, and nothing is coloured."""
+    words = "no part of this scan changes the score by more than 0.004"
+    places = {"peak_x_mm": "12.5", "peak_y_mm": "5.25", "peak_z_mm": "7.75"}
+    for case, more in (("nothing", {"verdict": words}), ("chance", {"noise": 0.2}), ("peak", {"noise": 0.01})):
+        write_case(tmp_path, case, head(SHAPE, 0, 1), MAPS[:1], OBLIQUE, **places, **more)
+    index = Page(write_report(tmp_path))
+    kinds = [each["data-kind"] for each in index.all("tr") if "data-kind" in each]
+    assert kinds == ["explained chance", "explained nothing", "explained"]
+    verdicts = [Page(page_of(tmp_path, case)).data["maps"][0]["nothing"] for case in ("nothing", "chance", "peak")]
+    assert verdicts == [words, CHANCE, ""]
+    for case, verdict in zip(("nothing", "chance"), verdicts, strict=False):
+        page = Page(page_of(tmp_path, case))
+        assert f"class 0: {verdict}" in page.text
+        assert "Peak at" not in page.text
+    assert "12.5, 5.25, 7.75" in Page(page_of(tmp_path, "peak")).text
+    assert index.text.count("12.5, 5.25, 7.75") == 1
+    folder = tmp_path / "report" / "thumbnails"
+    colours = [np.ptp(np.asarray(Image.open(path)).astype(int), axis=-1).max() for path in sorted(folder.iterdir())]
+    assert [colour > 20 for colour in colours] == [False, False, True]  # chance, nothing, peak
+
+
+@pytest.mark.parametrize("words", ["", "score change, summed over 3 window sizes (softmax probability)"])
+def test_a_value_above_the_scores_range_is_explained(words: str, tmp_path: Path) -> None:
+    write_case(tmp_path, "a", head(SHAPE, 0, 1), 2.6 * MAPS[:1], OBLIQUE, **({"words": words} if words else {}))
+    write_case(tmp_path, "b", head(SHAPE, 0, 1), 2.6 * MAPS[:1], OBLIQUE, unit="log-odds")
+    index = Page(write_report(tmp_path))
+    assert index.text.count("above 1") == 1
+    page, other = (Page(page_of(tmp_path, case)).text for case in "ab")
+    assert "values up to 1.3" in page
+    assert ("This map adds up the score's changes" in page) == bool(words)
+    assert "values up to" not in other
+
+
+def test_points_of_the_plots_lie_where_their_figures_do(tmp_path: Path) -> None:
+    for case, score, peak, seconds in (("a", 0.2, 0.1, 2.0), ("b", 0.6, 0.5, 4.0), ("c", 0.4, 0.2, 3.0)):
+        write_case(tmp_path, case, head(SHAPE, 0, 1), 2 * peak * MAPS[:1], OBLIQUE, score=score, seconds=seconds)
+    write_report(tmp_path)
+    peaks, cost = cohort_plots(read_cohort(tmp_path))
+    assert [(point.x, point.y) for point in peaks.points] == [
+        (0, 0), (1, 1), (pytest.approx(0.5), pytest.approx(0.25, abs=0.01))
+    ]  # fmt: skip
+    assert [point.y for point in cost.points] == [0, 1, 0.5]
+    assert [point.address for point in peaks.points] == [f"cases/{case_id(case)}.html" for case in "abc"]
+    assert [words for _, words in peaks.ticks[0]] == ["0.2", "0.4", "0.6"]
 
 
 # Insertion and deletion curves. ---------------------------------------------------------------------------------------

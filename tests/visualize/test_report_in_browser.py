@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -159,6 +160,20 @@ def test_the_table_sorts_and_filters(open_page: Open, folder: Path) -> None:
     check_crosshair(page, folder, 1)
     page.get_by_role("link", name="cohort").click()
     expect(page.locator("#count")).to_have_text("6 of 6 rows")
+    # Filters and order are in the address, and come back.
+    page.locator("#search").fill("one")
+    page.locator("#class").select_option("class 1")
+    for back in (page.go_back, page.get_by_role("link", name="cohort").click):
+        page.get_by_role("link", name="ct/one", exact=True).click()
+        ready(page)
+        back()
+        expect(page.locator("#count")).to_have_text("1 of 6 rows")
+        assert page.locator("#search").input_value() == "one"
+        assert page.locator("th[data-column=score]").get_attribute("aria-sort") == "descending"
+    # A point of a plot opens its case.
+    page.locator(".plots a[href*='map=1'] circle").first.click()
+    ready(page)
+    assert page.url == f"{page_of(folder, 'ct/one').as_uri()}#map=1"
 
 
 def test_each_control_changes_the_volume(open_page: Open, folder: Path) -> None:
@@ -185,3 +200,86 @@ def test_each_control_changes_the_volume(open_page: Open, folder: Path) -> None:
         ready(page)
         places.add(check_crosshair(page, folder))
     assert len(places) == 4
+
+
+def test_keys_views_and_the_convention(open_page: Open, folder: Path) -> None:
+    page = open_page(page_of(folder, "ct/one"))
+    stage = page.locator("#stage")
+    z, size = read(page)["mm"][2], stage.bounding_box()
+    for press, less in ((("ArrowUp",) * 2, False), (("ArrowDown",) * 4, True)):
+        for key in press:
+            page.keyboard.press(key)
+            ready(page)
+        assert (read(page)["mm"][2] < z) == less
+        check_crosshair(page, folder)
+    before = read(page)
+    page.mouse.move(size["x"] + 0.2 * size["width"], size["y"] + 0.7 * size["height"])
+    page.mouse.wheel(0, 100)
+    ready(page)
+    assert read(page) != before
+    check_crosshair(page, folder)
+    for view in ("Sagittal", "Coronal", "Axial", "3D", "All"):
+        drawn = stage.screenshot()
+        page.get_by_role("button", name=view, exact=True).click()
+        ready(page)
+        assert stage.screenshot() != drawn, view
+    drawn = stage.screenshot()
+    stage.focus()
+    for key in "vcshlju":  # the viewer's own
+        page.keyboard.press(key)
+    ready(page)
+    assert stage.screenshot() == drawn
+    change(page, "radiological", True)
+    assert stage.screenshot() != drawn
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("h1")).to_have_text("photo")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("h1")).to_have_text("ct/one")
+    ready(page)
+    assert page.locator("#radiological").is_checked()
+
+
+def test_ratings_are_kept_and_exported(open_page: Open, folder: Path) -> None:
+    page = open_page(page_of(folder, "photo"), FEW)
+    page.locator("#rating").select_option("doubtful")
+    page.locator("#comment").fill('=1+1, "so"')
+    page.reload()
+    ready(page)
+    assert page.locator("#rating").input_value() == "doubtful"
+    page.get_by_role("link", name="cohort").click()
+    expect(page.locator("[data-rating=photo]")).to_have_text("doubtful")
+    with page.expect_download() as download:
+        page.locator("#export").click()
+    lines = [*csv.reader(download.value.path().read_text(encoding="utf-8").splitlines())]
+    assert [line[:3] for line in lines] == [["case", "rating", "comment"], ["photo", "doubtful", '\'=1+1, "so"']]
+
+
+@pytest.mark.parametrize("size", [(1280, 720), (390, 844)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_cut(size: tuple[int, int], scheme: str, open_page: Open, folder: Path) -> None:
+    """Pages are as wide as the window; only tables scroll in their own frame. Pages are dark where the system is."""
+    for path in (folder / "report" / "index.html", page_of(folder, "ct/one"), page_of(folder, "photo")):
+        page = open_page(path, size)
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        inside = "each => !each.closest('.wide') && each.getBoundingClientRect().right > innerWidth + 1"
+        assert not page.evaluate(
+            f"[...document.querySelectorAll('body *')].filter({inside}).map(each => each.outerHTML)"
+        )
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g)[0] < 128")
+        assert dark == (scheme == "dark")
+
+
+def test_print_is_a_page_with_the_picture(open_page: Open, folder: Path) -> None:
+    for case in ("ct/one", "photo"):
+        page = open_page(page_of(folder, case), FEW)
+        printed = page.pdf(format="A4")
+        assert len(re.findall(rb"/Type\s*/Page\b", printed)) == (2 if case == "ct/one" else 1)  # two maps, two tables
+        levels = page.evaluate(
+            "(({ width, height }, pen) => new Set(pen.getImageData(0, 0, width, height).data).size)"
+            "(document.getElementById('print'), document.getElementById('print').getContext('2d'))"
+        )
+        assert levels > 50

@@ -116,9 +116,10 @@ def read_cohort(folder: str | Path) -> Cohort:
         kept = _kept(folder, name)
         names = {} if kept is None else kept.class_names
         flat = {"peak_z_mm": ""} if kept is not None and len(kept.shape) == 2 else {}
-        tables = ([_named(row, names) | flat for row in table.get(name, ())] for table in (summary, regions, means))
-        rows, *of_regions = tables
-        cases.append(CaseFiles(name, rows, failure, *of_regions, folder, kept))
+        rows, of_regions, of_labels = (
+            [_named(row, names) | flat for row in table.get(name, ())] for table in (summary, regions, means)
+        )
+        cases.append(CaseFiles(name, rows, failure, of_regions, of_labels, folder, kept))
     return Cohort(cases, _settings(folder / "summary.settings.json"))
 
 

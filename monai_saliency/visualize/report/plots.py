@@ -67,11 +67,11 @@ def _plot(
     values = values[np.isfinite(values).all(axis=1)]
     (x, x_ticks), (y, y_ticks) = _placed(values[:, 0]), _placed(values[:, 1], limits, 2)
     points = []
-    for (row, name, place), *where in zip(kept, x, y, strict=True):
+    for (row, name, place), left, height in zip(kept, x, y, strict=True):
         figures = ", ".join(f"{words} {number(row[column])}" for column, words in (across, up))
         address = f"cases/{name}.html" + f"#map={place}" * bool(place)
         words = f"{row['case']}, {class_words(row)}: {figures}"
-        points.append(Point(*where, address, words, bool(verdict_of(row))))
+        points.append(Point(left, height, address, words, bool(verdict_of(row))))
     return Plot(title, across[1], up[1], points, (x_ticks, y_ticks))
 
 
