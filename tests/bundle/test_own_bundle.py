@@ -82,6 +82,17 @@ def test_method_and_its_settings_switch_from_the_command_line(cohort: Path, chec
     )
 
 
+def test_class_names_are_the_metadatas_unless_given() -> None:
+    parser = ConfigParser()
+    parser.read_config(BUNDLE / "configs" / "inference.yaml")
+    assert BundleConfig(parser).class_names() == {"class_names": None}
+    parser.read_meta(BUNDLE / "configs" / "metadata.json")
+    assert BundleConfig(parser).class_names() == {"class_names": {"0": "no lesion", "1": "lesion"}}
+    assert BundleConfig(parser).class_names({0: "a"}) == {"class_names": {0: "a"}}
+    with pytest.raises(ValueError, match="`class_names` must be names by class, .*, got 'lesion'"):
+        case_writers(".", class_names="lesion")  # type: ignore[arg-type]
+
+
 def test_half_precision_explains_and_leaves_predictions(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
     """The same folder again: stored scores of another precision are not taken for these."""
     plain = run(cohort, tmp_path / "out", checkpoint)
