@@ -22,9 +22,11 @@ from monai.bundle import ConfigParser, ConfigWorkflow
 from monai.networks.nets import DenseNet
 
 import monai_saliency as ms
+from monai_saliency.bundle.config import BundleConfig
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.networks.checkpoints import load_checkpoint
+from monai_saliency.transforms.writers import case_writers
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_class_names_are_the_metadatas_unless_given() -> None:
     parser.read_meta(BUNDLE / "configs" / "metadata.json")
     assert BundleConfig(parser).class_names() == {"class_names": {"0": "no lesion", "1": "lesion"}}
     assert BundleConfig(parser).class_names({0: "a"}) == {"class_names": {0: "a"}}
-    with pytest.raises(ValueError, match="`class_names` must be names by class, .*, got 'lesion'"):
+    with pytest.raises(ValueError, match=r"`class_names` must be names by class, .*, got 'lesion'"):
         case_writers(".", class_names="lesion")  # type: ignore[arg-type]
 
 

@@ -21,7 +21,6 @@ from monai_saliency.visualize.legend import (
     blended,
     focus_voxel,
     gray_window,
-    is_noise,
     rounded_up,
     verdict_of,
 )
@@ -77,7 +76,7 @@ class Shown:
         found = []
         for row, legend, values, error in zip(case.rows, legends, maps, errors, strict=True):
             scale, coloured = scales.get(legend.words, legend.scale), legend.coloured(values, error)
-            coloured &= not is_noise(row)  # whose figures are of all voxels
+            coloured &= not verdict_of(row)  # which is of all voxels
             focus = focus_voxel(values, coloured)
             found.append(_Layer(class_words(row), values, error, legend, scale, coloured, focus, verdict_of(row)))
         return cls(case.case, kept, has_scan, found)
