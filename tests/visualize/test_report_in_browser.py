@@ -277,7 +277,7 @@ def test_print_is_a_page_with_the_picture(open_page: Open, folder: Path) -> None
     for case in ("ct/one", "photo"):
         page = open_page(page_of(folder, case), FEW)
         printed = page.pdf(format="A4")
-        assert len(re.findall(rb"/Type\s*/Page\b", printed)) == (2 if case == "ct/one" else 1)  # two maps, two tables
+        assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
         levels = page.evaluate(
             "(({ width, height }, pen) => new Set(pen.getImageData(0, 0, width, height).data).size)"
             "(document.getElementById('print'), document.getElementById('print').getContext('2d'))"

@@ -2,7 +2,7 @@
 "use strict";
 
 async function makeViewer(page, decode, colour) {
-  const { Niivue, NVImage, SLICE_TYPE } = niivue;
+  const { DRAG_MODE, Niivue, NVImage, SLICE_TYPE } = niivue;
   const map = await decode(page.maps[0].volume);
   const viewer = {
     size: map.size,
@@ -21,7 +21,7 @@ async function makeViewer(page, decode, colour) {
     multiplanarShowRender: 1,
     multiplanarPadPixels: 4,
     fontColor: [0.8, 0.8, 0.8, 1],
-    dragMode: 3,
+    dragMode: DRAG_MODE.slicer3D, // the wheel goes through the slices, the right button zooms
     dragAndDropEnabled: false,
     logLevel: "error",
   });
