@@ -236,6 +236,7 @@ def test_keys_views_and_the_convention(open_page: Open, folder: Path) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("ArrowRight")
     expect(page.locator("h1")).to_have_text("photo")
+    ready(page)
     page.keyboard.press("ArrowLeft")
     expect(page.locator("h1")).to_have_text("ct/one")
     ready(page)

@@ -311,7 +311,7 @@ function connect(view, viewer, busy) {
   const own = (event) => {
     if (event.target.id === "stage") event.stopImmediatePropagation(); // the viewer has keys of its own
     if (event.type === "keyup" || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.closest?.("input, select, dialog") || !(event.key in keys)) return;
+    if (event.target.closest?.("input:not([type=checkbox]), select, dialog") || !(event.key in keys)) return;
     event.preventDefault();
     keys[event.key]();
   };
