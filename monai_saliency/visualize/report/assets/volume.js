@@ -38,9 +38,8 @@ async function makeViewer(page, decode, colour) {
     const found = { R: [], G: [], B: [], A: [], I: [] };
     for (let i = 0; i < 256; i += 5) {
       const [red, green, blue] = colour(i / 255, negative);
-      found.R.push(red);
-      found.G.push(green);
-      found.B.push(blue);
+      // At the rim colours are blended with that of 0, which must not show the other sign.
+      for (const [name, value] of [["R", red], ["G", green], ["B", blue]]) found[name].push(i ? value : 128);
       found.A.push(i ? 255 : 0);
       found.I.push(i);
       if (!i) {
