@@ -54,6 +54,14 @@ const brief = (value, digits = 3) => {
   return size < 1e-3 || size >= 1e7 ? value.toExponential(digits - 1) : String(Number(value.toPrecision(digits)));
 };
 
+/** The pen of the sheet for contours, which is as large as given and empty; in the memory of the CPU, for few lines. */
+function emptied(sheet, width, height) {
+  const pen = sheet.getContext("2d", { willReadFrequently: true });
+  if (sheet.width !== width || sheet.height !== height) [sheet.width, sheet.height] = [width, height];
+  pen.clearRect(0, 0, width, height);
+  return pen;
+}
+
 /**
  * Trace the borders between labels, one pixel wide. `at(x, y)` is the label of a cell, 0 outside; `place(x, y)` is where a
  * cell's first corner lies on the canvas.

@@ -93,11 +93,11 @@ async function makeViewer(page, decode, colour) {
   const drawContour = () => {
     const dense = globalThis.devicePixelRatio;
     if (!frame.clientWidth || !canvas.offsetWidth) return; // while it is printed
-    [overlay.width, overlay.height] = [frame.clientWidth * dense, frame.clientHeight * dense];
+    const pen = emptied(overlay, Math.round(frame.clientWidth * dense), Math.round(frame.clientHeight * dense));
     box = [canvas.offsetLeft, canvas.offsetTop, canvas.offsetWidth, canvas.offsetHeight].map((v) => v * dense);
     if (viewer.label === null || !state.outline) return;
     const at = (x, y) => (x < 0 || y < 0 || x >= columns || y >= rows ? 0 : viewer.label.codes[x + columns * turned(y)]);
-    contour(overlay.getContext("2d"), columns, rows, at, (x, y) => [
+    contour(pen, columns, rows, at, (x, y) => [
       box[0] + (x / columns) * box[2], box[1] + (y / rows) * box[3],
     ]);
   };

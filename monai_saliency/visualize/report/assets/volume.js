@@ -64,13 +64,13 @@ async function makeViewer(page, decode, colour) {
   const sheet = document.getElementById("contour");
   let isOutlined = true;
   const drawContours = () => {
-    [sheet.width, sheet.height] = [nv.canvas.width, nv.canvas.height];
+    const pen = emptied(sheet, nv.canvas.width, nv.canvas.height);
     if (viewer.label === null || !isOutlined) return;
     nv.screenSlices.forEach((tile, i) => {
-      if (tile.axCorSag <= SLICE_TYPE.SAGITTAL) drawContour(tile.leftTopWidthHeight, i);
+      if (tile.axCorSag <= SLICE_TYPE.SAGITTAL) drawContour(pen, tile.leftTopWidthHeight, i);
     });
   };
-  const drawContour = ([left, top, width, height], i) => {
+  const drawContour = (pen, [left, top, width, height], i) => {
     // Places inside the tile: at its edges rounding can lie outside.
     const share = (x, y) => Array.from(nv.screenXY2TextureFrac(left + x * width, top + y * height, i, false));
     const [first, across, down] = [share(0.25, 0.25), share(0.75, 0.25), share(0.25, 0.75)];
@@ -87,7 +87,7 @@ async function makeViewer(page, decode, colour) {
       page.axes.forEach(([axis, isTurned], p) => { voxel[axis] = isTurned ? sizes[p] - 1 - place[p] : place[p]; });
       return viewer.label.codes[voxel[0] + viewer.size[0] * (voxel[1] + viewer.size[1] * voxel[2])];
     };
-    contour(sheet.getContext("2d"), sizes[h], sizes[v], at, (x, y) => [
+    contour(pen, sizes[h], sizes[v], at, (x, y) => [
       left + (0.25 + (x / sizes[h] - first[h]) / (across[h] - first[h]) / 2) * width,
       top + (0.25 + (y / sizes[v] - first[v]) / (down[v] - first[v]) / 2) * height,
     ]);
