@@ -16,7 +16,8 @@ from monai_saliency.utils.tensors import blend, to_device
 
 __all__ = ["BoundRISEMasks", "MCRISEMasks", "RISEMasks", "RandomGridMasks"]
 
-_AT_ONCE = 256  # masks that are added up at once
+# Masks that are looked at together, and those of them that are stretched and added at once.
+_TOGETHER, _AT_ONCE = 256, 16
 
 
 class RISEMasks(Masks):
@@ -111,10 +112,11 @@ class BoundRISEMasks(BoundMasks):
         """As for all masks, but masks of one shift are added before they are stretched along the last axis."""
         sums, weights = self.zero_sums(weights), weights.to(self.device, self.dtype)
         with exact_arithmetic(self.device):
-            for start in range(0, len(ids), _AT_ONCE):
-                codes = self.codes(ids[start : start + _AT_ONCE])
+            for start in range(0, len(ids), _TOGETHER):
+                codes = self.codes(ids[start : start + _TOGETHER])
                 shifts = codes["shift"][:, -1]
-                for rows in (np.flatnonzero(shifts == shift) for shift in np.unique(shifts)):
+                alike = [np.flatnonzero(shifts == shift) for shift in np.unique(shifts)]
+                for rows in (each[at : at + _AT_ONCE] for each in alike for at in range(0, len(each), _AT_ONCE)):
                     masks, last = self._before_last_axis({name: codes[name][rows] for name in codes}, self.device)
                     added = torch.tensordot(weights[start + rows].T, masks, dims=1).transpose(1, 2)
                     sums += (added @ last[0]).reshape(sums.shape)
