@@ -67,6 +67,7 @@ def test_rows_pass_or_fail_by_their_bars(gpu: Any, tmp_path: Path, monkeypatch: 
     assert found[-1]["row"] == "failed: ZeroDivisionError"
 
 
+@pytest.mark.slow
 def test_waiting_in_each_batch_fails(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = ms.FunctionScore(lambda output: output[:, :1] * output.max().item())
     monkeypatch.setattr(gpu.ms, "ClassScore", lambda *_: slow)

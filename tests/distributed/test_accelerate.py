@@ -89,6 +89,7 @@ def test_own_pipeline(tmp_path: Path) -> None:
     assert forwards(tmp_path, "by_masks") == 5 * (BATCHES + count - 1)
 
 
+@pytest.mark.slow
 def test_overlay(tmp_path: Path) -> None:
     run_broken_cohort(tmp_path, "accelerate", lambda command: launch(tmp_path, 2, command))
 

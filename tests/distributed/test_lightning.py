@@ -66,6 +66,7 @@ def launch(tmp_path: Path, devices: int) -> list[dict[str, Any]]:
     return [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(devices)]
 
 
+@pytest.mark.slow
 def test_ddp(tmp_path: Path) -> None:
     """Real processes that Lightning starts: the plain maps to the bit, each case once, and nothing written besides."""
     devices = 3  # which five cases do not divide

@@ -37,11 +37,9 @@ def cases(folder: Path) -> list[str]:
     return [row["case"] for row in rows_of(folder / "summary.csv")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(
-    ("workers", "count", "split"),
-    [(2, 5, "cases"), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, 5, "masks"), (3, 1, "masks")))],
-)
+@pytest.mark.parametrize(("workers", "count", "split"), [(2, 5, "cases"), (3, 5, "masks"), (3, 1, "masks")])
 def test_maps_of_the_plain_run(
     workers: int, count: int, split: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +71,7 @@ def test_maps_of_the_plain_run(
     assert forwards(tmp_path, "out") == count * BATCHES + parts - count
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_an_actor_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     """Every case is done once; at most two batches are lost besides those that vouch for stored scores."""
@@ -136,6 +135,7 @@ def test_a_ray_of_its_own_ends_with_the_run(sign: str | None, tmp_path: Path) ->
     assert not sign or re.search(r"stopped by SIGTERM\. What was written is whole", errors)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_an_error_in_an_actor_reaches_the_driver(tmp_path: Path) -> None:
     """Here one that the driver itself does not meet."""

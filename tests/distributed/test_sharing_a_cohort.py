@@ -77,6 +77,7 @@ def test_parts_that_do_not_fit_are_no_success(cohort: Path, capsys: pytest.Captu
     assert not maps(cohort / "random")
 
 
+@pytest.mark.slow
 def test_torchrun(cohort: Path, tmp_path: Path) -> None:
     """Two real processes, one of which has a broken scan: it still waits for the other, and each case ends once."""
 
