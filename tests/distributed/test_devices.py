@@ -153,7 +153,8 @@ def test_stored_scores(images: torch.Tensor, tmp_path: Path) -> None:
         scores = ScoreStore(tmp_path / str(len(devices))).open("case", "key")
         network = Network()
         counts = batches(network)
-        stopping = StopsLater(network, 4)
+        # The image, all hidden, the first batch and the check of its rows: then batches whose scores can be kept.
+        stopping = StopsLater(network, 6)
         with pytest.raises(RuntimeError, match="out of memory"):
             over_devices(rise(), CPUS).explain(images[:1], stopping, stored=[scores])
         kept = len(scores.ranges())
