@@ -234,7 +234,8 @@ class AttachedHandler(SaliencyHandler):
         """Whether a case's map can lie on its scan; the case fails if it cannot. One that was met has no name."""
         if not case["case"]:
             return False
-        problem = self._placement.problem_of(case, bool(self.settings.others.get("dicom")))
+        as_dicom = any(self.settings.others.get(name) for name in ("dicom", "dicom_seg"))
+        problem = self._placement.problem_of(case, as_dicom)
         if problem is None and REGIONS in case and (wrong := label_problem(case[REGIONS], case[self.image_key])):
             problem = f"its label map {input_file(case[REGIONS])} cannot be used: {wrong}"
         if problem:

@@ -9,7 +9,8 @@ module          transforms
 ``nnunet``      :class:`NNUNetPreprocessd`: nnU-Net's own preprocessing, with the way back
 ``save``        :class:`SaveSaliencyd`: write maps on the scan's own grid
 ``save_dicom``  :class:`SaveDicomd`: write the maps of DICOM series as DICOM, with
-                :func:`save_parametric_map`, and :func:`save_secondary_capture` for archives
+                :func:`save_parametric_map`, and for viewers without these
+                :func:`save_segmentation` and :func:`save_secondary_capture`
 ``regions``     :class:`SaveLabelRegionsd`: the table of the maps' means in the regions of label maps
 ``writers``     :func:`case_writers`: the list of all that is written for a case, and
                 :class:`SaveRegionsd`: the table of regions
@@ -22,7 +23,7 @@ from .nnunet import NNUNetPreprocessd
 from .regions import SaveLabelRegionsd
 from .saliency import Saliency, Saliencyd
 from .save import SaveSaliencyd
-from .save_dicom import SaveDicomd, save_parametric_map, save_secondary_capture
+from .save_dicom import SaveDicomd, save_parametric_map, save_secondary_capture, save_segmentation
 from .writers import SaveRegionsd, case_writers
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "case_writers",
     "save_parametric_map",
     "save_secondary_capture",
+    "save_segmentation",
 ]

@@ -1,8 +1,11 @@
-"""The maps of DICOM series as DICOM: Parametric Maps, and colour pictures for archives that show nothing else."""
+"""The maps of DICOM series as DICOM: Parametric Maps, and for viewers that show none, colour pictures and the region of
+the largest values.
+"""
 
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
@@ -25,14 +28,16 @@ from monai_saliency.storage.dicom import holds_series, series_files, sorted_seri
 from monai_saliency.storage.files import atomic_path, case_file
 from monai_saliency.targets.base import label_name
 from monai_saliency.transforms.save import error_key
-from monai_saliency.utils.arguments import a_path, flag, positive_numbers, require
+from monai_saliency.utils.arguments import a_path, flag, positive_numbers, probability, require
 from monai_saliency.version import __version__
 from monai_saliency.visualize.legend import Legend, blended, gray_window, legends_of
 
-__all__ = ["SaveDicomd", "save_parametric_map", "save_secondary_capture"]
+__all__ = ["SaveDicomd", "save_parametric_map", "save_secondary_capture", "save_segmentation"]
+
+logger = logging.getLogger(__name__)
 
 _NAME = "monai-saliency"
-_MAPS, _CAPTURES = 9100, 9200  # series numbers
+_MAPS, _CAPTURES, _SEGMENTATIONS = 9100, 9200, 9300  # series numbers
 _TOWARDS = (("L", "R"), ("P", "A"), ("F", "H"))  # where the axes of nibabel lead, down and up
 
 
@@ -41,8 +46,10 @@ class SaveDicomd(MapTransform):
 
     For a case ``name`` these are ``<output_dir>/name_<key>.dcm``, a Parametric Map
     (:func:`~monai_saliency.transforms.save_parametric_map`), and the folder ``<output_dir>/name_<key>_colour`` of
-    Secondary Captures, one a slice (:func:`~monai_saliency.transforms.save_secondary_capture`). Of several maps each
-    has its own, ``name_<key>_1.dcm`` and so on. Other cases are left alone.
+    Secondary Captures, one a slice (:func:`~monai_saliency.transforms.save_secondary_capture`). With ``dicom_seg`` it
+    also writes ``<output_dir>/name_<key>_seg.dcm``, a Segmentation
+    (:func:`~monai_saliency.transforms.save_segmentation`). Of several maps each has its own, ``name_<key>_1.dcm`` and
+    so on. Other cases are left alone.
 
     These files belong to the scan's study, so they name its patient. Place it after ``Invertd``: a map must lie on the
     series' own grid. Files of the case from an earlier run are removed.
@@ -54,11 +61,13 @@ class SaveDicomd(MapTransform):
             :class:`~monai_saliency.transforms.SaveSaliencyd` by default.
         allow_missing_keys: whether items may lack a key.
         grid_key: items that have this key have maps that are not on their series, and are left alone.
-        dicom: whether to write; otherwise what an earlier run has written is removed.
+        dicom: whether to write Parametric Maps and Secondary Captures; otherwise those of an earlier run are removed.
+        dicom_seg: the share of a map's largest value, in (0, 1], above which voxels belong to the Segmentation. None
+            writes no Segmentation, and removes those of an earlier run.
 
     Raises:
         OptionalImportError: when highdicom is not installed. It gives the pip command.
-        ValueError: when ``scale`` is not a number above 0.
+        ValueError: when ``scale`` is not a number above 0, or ``dicom_seg`` not in (0, 1].
         CaseError: when called, if the map does not lie on the series' grid, or is not finite.
 
     Example::
@@ -82,12 +91,16 @@ class SaveDicomd(MapTransform):
         allow_missing_keys: bool = False,
         grid_key: Hashable | None = None,
         dicom: bool = True,
+        dicom_seg: float | None = None,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
         self.grid_key = grid_key
         self.dicom = flag("dicom", dicom)
+        _check_share("dicom_seg", 1 if dicom_seg is None else dicom_seg)
+        self.dicom_seg = dicom_seg
+        self.writes = self.dicom or self.dicom_seg is not None
         self.output_dir = a_path("output_dir", output_dir)
-        for module in ("pydicom", "highdicom") if self.dicom else ():
+        for module in ("pydicom", "highdicom") if self.writes else ():
             require(module, "dicom")
         positive_numbers("scale", 1 if scale is None else scale)
         self.scale = scale
@@ -96,7 +109,7 @@ class SaveDicomd(MapTransform):
         d = dict(data)
         self.withdraw(str(d["case"]))
         for key in self.key_iterator(d):
-            if self.dicom and self.grid_key not in d and holds_series(case_name(d[key])):
+            if self.writes and self.grid_key not in d and holds_series(case_name(d[key])):
                 try:
                     self._save(d, key)
                 except AdviceError as error:
@@ -115,13 +128,18 @@ class SaveDicomd(MapTransform):
             label = text.encode("ascii", "replace").decode().replace("\\", "/")[:64]
             base = case_file(self.output_dir, case, f"_{key}{f'_{i + 1}' * (len(maps) > 1)}")
             one = MetaTensor(torch.from_numpy(maps[i : i + 1]), affine=saliency.affine)
-            save_parametric_map(base.with_name(f"{base.name}.dcm"), one, files, label=label)
             errors = None if error is None else error[i : i + 1].numpy(force=True)
-            save_secondary_capture(base.with_name(f"{base.name}_colour"), one, files, label, legend, errors)
+            if self.dicom:
+                save_parametric_map(base.with_name(f"{base.name}.dcm"), one, files, label=label)
+                save_secondary_capture(base.with_name(f"{base.name}_colour"), one, files, label, legend, errors)
+            path = base.with_name(f"{base.name}_seg.dcm")
+            if self.dicom_seg and not save_segmentation(path, one, files, self.dicom_seg, label, legend, errors):
+                why = legend.verdict(maps[i], None if errors is None else errors[0]) or "nothing supports the score"
+                logger.warning("case %s: %s is not written: %s", case, path.name, why)
 
     def withdraw(self, case: str) -> None:
         """Remove what an earlier run may have written of a case."""
-        for key, number, ending in product(self.keys, ("", "_[0-9]*"), (".dcm", "_colour")):
+        for key, number, ending in product(self.keys, ("", "_[0-9]*"), (".dcm", "_colour", "_seg.dcm")):
             for path in glob.glob(glob.escape(str(case_file(self.output_dir, case, f"_{key}"))) + number + ending):
                 shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
@@ -151,9 +169,11 @@ def save_parametric_map(
     slices, frames = found.slices, found.frames
     series, uid = (found.uid(what, label) for what in ("series", "object"))
 
-    code = codes.Code("1", "UCUM", "no units")
+    code, quantity = codes.Code("1", "UCUM", "no units"), codes.Code("130404", "DCM", "Saliency")
     low, high = float(frames.min()), float(frames.max())
-    mapping = hd.pm.RealWorldValueMapping(label[:16], label, code, (low, high), slope=1.0, intercept=0.0)
+    mapping = hd.pm.RealWorldValueMapping(
+        label[:16], label, code, (low, high), slope=1.0, intercept=0.0, quantity_definition=quantity
+    )
     window = hd.VOILUTTransformation(window_center=(low + high) / 2, window_width=max(high - low, 1e-6))
     made = hd.pm.ParametricMap(
         *(slices, frames, series, _MAPS, uid, 1, _NAME, _NAME, __version__, "0", False),
@@ -162,11 +182,84 @@ def save_parametric_map(
         content_description=label,
         voi_lut_transformations=[window],
     )
-    _fix_dates(made, slices[0])
-    for each in (*made.DimensionOrganizationSequence, *made.DimensionIndexSequence):
-        each.DimensionOrganizationUID = found.uid("dimensions", label)  # a random one otherwise
-    with atomic_path(path) as temporary:
-        made.save_as(temporary)
+    _save_frames(path, made, slices[0], found.uid("dimensions", label))
+
+
+def save_segmentation(
+    path: str | Path,
+    saliency: MetaTensor,
+    files: Sequence[str | Path],
+    share: float = 0.5,
+    label: str = "saliency map",
+    legend: Legend | None = None,
+    standard_error: np.ndarray | None = None,
+) -> bool:
+    """Write the region of a map's largest values as a DICOM Segmentation with one segment, whole or not at all.
+
+    The region is where the map reaches ``share`` of its largest value, and has a colour in the pictures
+    (:func:`~monai_saliency.visualize.plot_saliency`). So a map that chance can make has no region, nor has one without
+    values above zero. The same map and series give the same UIDs, of which one tracks the segment.
+
+    Args:
+        path: the file to write, ``*.dcm``.
+        saliency: the map ``(1, columns, rows, slices)`` on the series' own grid.
+        files: the series that was explained.
+        share: the threshold, as a share of the map's largest value; in (0, 1].
+        label: what the map shows, at most 64 characters.
+        legend: what the colours mean; by default the largest absolute value is the last colour.
+        standard_error: of the map, of its shape; None where there is none.
+
+    Returns:
+        whether there is a region. Without one nothing is written.
+
+    Raises:
+        ValueError: when ``share`` is not in (0, 1].
+        AdviceError: as for :func:`~monai_saliency.transforms.save_parametric_map`.
+        OutputError: when the file cannot be written.
+        OptionalImportError: when highdicom is not installed. It gives the pip command.
+    """
+    _check_share("share", share)
+    hd = require("highdicom", "dicom")
+    found = _OnSeries.of(saliency, files)
+    legend = legend or legends_of(None, [found.frames])[0]
+    error = None if standard_error is None else found.as_frames(np.asarray(standard_error))
+    threshold = share * float(found.frames.max())
+    region = legend.coloured(found.frames, error) & (found.frames >= threshold) & (threshold > 0)
+    if not region.any():
+        return False
+
+    series, uid, tracking, dimensions = (
+        found.uid(what, label, str(share), sha256(region.tobytes()).hexdigest())
+        for what in ("segmentations", "segmentation", "region", "dimensions of the region")
+    )
+    parameters = {"share of the largest value": f"{share:g}", "threshold": f"{threshold:.7g}"}
+    made = hd.seg.Segmentation(
+        *(found.slices, region.astype(np.uint8), "BINARY", [_segment(label, parameters, tracking)], series),
+        *(_SEGMENTATIONS, uid, 1, _NAME, _NAME, __version__, "0"),
+        content_label="SALIENCY",
+        content_description=f"{share:g} of the largest value, or more",
+    )
+    made.SeriesDescription = label
+    _save_frames(path, made, found.slices[0], dimensions)
+    return True
+
+
+def _segment(label: str, parameters: dict[str, str], tracking: str) -> Any:
+    """The description of the one segment: what it is, and by which settings it was made."""
+    hd, codes = require("highdicom", "dicom"), require("pydicom.sr.codedict", "dicom").codes
+    algorithm = hd.AlgorithmIdentificationSequence(
+        name=_NAME, family=codes.cid7162.ArtificialIntelligence, version=__version__, parameters=parameters
+    )
+    return hd.seg.SegmentDescription(
+        segment_number=1,
+        segment_label=label,
+        segmented_property_category=codes.SCT.SpatialAndRelationalConcept,
+        segmented_property_type=codes.NCIt.ImagingRegionOfInterest,
+        algorithm_type="AUTOMATIC",
+        algorithm_identification=algorithm,
+        tracking_uid=tracking,
+        tracking_id=label,
+    )
 
 
 def save_secondary_capture(
@@ -232,6 +325,21 @@ def save_secondary_capture(
             made.save_as(temporary)
         written.append(path)
     return written
+
+
+def _check_share(name: str, value: Any) -> None:
+    """Check that a number is in (0, 1]."""
+    probability(name, value)
+    positive_numbers(name, value)
+
+
+def _save_frames(path: str | Path, made: Any, source: Any, dimensions: str) -> None:
+    """Save an object of several frames, whose dimensions have a random UID otherwise."""
+    _fix_dates(made, source)
+    for each in (*made.DimensionOrganizationSequence, *made.DimensionIndexSequence):
+        each.DimensionOrganizationUID = dimensions
+    with atomic_path(path) as temporary:
+        made.save_as(temporary)
 
 
 def _fix_dates(made: Any, source: Any) -> None:

@@ -33,6 +33,7 @@ def case_writers(
     picture_format: str = "png",
     picture_scale: float | None = None,
     dicom: bool = False,
+    dicom_seg: float | None = None,
     report: bool = True,
     region_names: Mapping[Any, str] | None = None,
     class_names: Mapping[Any, str] | Sequence[str] | None = None,
@@ -51,6 +52,8 @@ def case_writers(
         picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
             where it is known.
         dicom: whether to write the maps of DICOM series as DICOM too.
+        dicom_seg: the share of a map's largest value, in (0, 1], above which voxels belong to a DICOM Segmentation.
+            None writes none.
         report: whether to keep in ``views/`` what a report shows of the scans.
         region_names: the names of regions by label, for ``regions.csv`` and ``label_regions.csv``.
         class_names: the names of classes or output channels for the report, by number or in order. A bundle's are in
@@ -58,7 +61,7 @@ def case_writers(
 
     Raises:
         ValueError: when a setting is wrong.
-        OptionalImportError: when ``dicom`` is set and highdicom is not installed.
+        OptionalImportError: when ``dicom`` or ``dicom_seg`` is set and highdicom is not installed.
 
     Example::
 
@@ -71,7 +74,7 @@ def case_writers(
     return Compose(
         [
             SaveSaliencyd(key, **on_grid, **drawn, report=report, class_names=class_names),
-            SaveDicomd(key, **on_grid, scale=picture_scale, dicom=dicom),
+            SaveDicomd(key, **on_grid, scale=picture_scale, dicom=dicom, dicom_seg=dicom_seg),
             SaveSaliencyd([error_key(key), "disagreement"], **on_grid, picture=False, allow_missing_keys=True),
             SaveRegionsd(
                 folder / "regions.csv", names=region_names, image_key=image_key, cases=cases, allow_missing_keys=True

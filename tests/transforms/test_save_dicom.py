@@ -8,12 +8,12 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.dicom_series import COLUMNS, ROWS, SLICES, stored, write
+from helpers.dicom_series import COLUMNS, ROWS, SLICES, expected_affine, stored, write
 from monai.data import MetaTensor
 
 from monai_saliency.errors import CaseError
 from monai_saliency.storage.files import load_image
-from monai_saliency.transforms import SaveDicomd, save_secondary_capture
+from monai_saliency.transforms import SaveDicomd, save_secondary_capture, save_segmentation
 from monai_saliency.visualize.legend import Legend, blended
 
 pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
@@ -107,3 +107,58 @@ def test_a_map_that_another_reader_has_turned_is_turned_back(tmp_path: Path) -> 
         found.append([(each.SOPInstanceUID, each.get("PixelData", each.get("FloatPixelData"))) for each in made])
     assert len(found[0]) == SLICES + 1
     assert found[0] == found[1]
+
+
+def test_a_segmentation_is_the_region_of_the_largest_values(tmp_path: Path) -> None:
+    """Voxel by voxel, at their places: half of the largest value or more, above twice the standard error."""
+    files, saliency = on_series(tmp_path / "in")
+    error = torch.full(saliency.shape, 0.1)
+    error[saliency == saliency.max()] = 9.0
+    item = {"saliency": saliency, "standard_error": error, "case": "a"}
+    save = SaveDicomd("saliency", tmp_path / "out", dicom=False, dicom_seg=0.5)
+    save(item)
+    assert names(tmp_path / "out") == ["a_saliency_seg.dcm"]
+    path = tmp_path / "out" / "a_saliency_seg.dcm"
+    made = hd.seg.segread(path)
+    before = path.read_bytes()
+    save(item)
+    assert path.read_bytes() == before
+
+    threshold, found, lps = saliency.max() / 2, 0, np.diag([-1.0, -1, 1, 1])
+    volume = made.get_volume(segment_numbers=[1], combine_segments=False)
+    voxels = volume.array[..., 0]
+    for i, j, k in np.ndindex(COLUMNS, ROWS, SLICES):
+        at = np.linalg.solve(volume.affine, lps @ expected_affine() @ [i, j, k, 1])[:3]
+        is_inside = all(0 <= round(each) < size for each, size in zip(at, voxels.shape, strict=True))
+        value = bool(is_inside and voxels[tuple(np.rint(at).astype(int))])
+        assert value == bool(saliency[0, i, j, k] >= max(threshold, 2 * error[0, i, j, k]))
+        found += value
+    assert 3 < found == voxels.sum()
+
+    assert (made.FrameOfReferenceUID, made.StudyInstanceUID, made.PatientID) == ("1.2.9", "1.2.1", "42")
+    references = made.ReferencedSeriesSequence[0]
+    assert references.SeriesInstanceUID == "1.2.3"
+    sources = {str(pydicom.dcmread(file).SOPInstanceUID) for file in files}
+    assert {each.ReferencedSOPInstanceUID for each in references.ReferencedInstanceSequence} <= sources
+    (segment,) = made.SegmentSequence
+    assert (segment.SegmentLabel, segment.SegmentAlgorithmType) == ("saliency", "AUTOMATIC")
+    assert (segment.SegmentAlgorithmName, segment.TrackingID) == ("monai-saliency", "saliency")
+    (algorithm,) = segment.SegmentationAlgorithmIdentificationSequence
+    assert algorithm.AlgorithmParameters == f"share of the largest value=0.5,threshold={float(threshold):.7g}"
+
+
+def test_a_map_without_a_region_has_no_segmentation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor one of an earlier run."""
+    files, saliency = on_series(tmp_path / "in")
+    save = SaveDicomd("saliency", tmp_path / "out", dicom=False, dicom_seg=1)
+    for wrong, why in ((-saliency.abs(), "nothing supports the score"), (saliency * 0, "no part of this scan")):
+        save({"saliency": saliency, "case": "a"})
+        assert names(tmp_path / "out") == ["a_saliency_seg.dcm"]
+        save({"saliency": wrong, "case": "a"})
+        assert names(tmp_path / "out") == []
+        assert f"case a: a_saliency_seg.dcm is not written: {why}" in caplog.text
+    error = 2 * saliency.abs().numpy()
+    assert not save_segmentation(tmp_path / "a.dcm", saliency, files, standard_error=error)
+    for share in (0, 1.5, True):
+        with pytest.raises(ValueError, match="`dicom_seg` must be"):
+            SaveDicomd("saliency", tmp_path, dicom_seg=share)
