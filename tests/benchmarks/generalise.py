@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from generalise_tasks import PATIENTS, TASKS, Question, questions
+from generalise_tasks import DEMO, PATIENTS, TASKS, Question, questions
 from record import add_options, keep, markdown, now
 
 import monai_saliency as ms
@@ -182,7 +182,16 @@ METHODS: dict[str, Method] = {
     "rise_350": ours("rise", num_masks=340),
     "rise_1000": ours("rise", num_masks=1000),
     "sliding_window": ours("sliding_window", window_size=window, stride=lambda question: window(question) // 2),
+    "smooth_window": ours(
+        "sliding_window",
+        window_size=window,
+        stride=lambda question: window(question) // 2,
+        smooth=lambda question: window(question) // 2,
+    ),
     "hierarchical_occlusion": ours("hierarchical_occlusion"),
+    "minimal_region": ours("minimal_region"),
+    "hsic": ours("hsic", num_masks=340),
+    "sobol": ours("sobol", num_designs=5, grid_size=4),
     "region_occlusion": ours("region_occlusion", num_supervoxels=200),
     "shapley": ours("shapley", num_coalitions=340, num_supervoxels=40),
     "mc_rise": ours("mc_rise", num_masks=340),
@@ -292,6 +301,7 @@ def units(args: argparse.Namespace) -> list[str]:
     if not args.open_ms.is_dir():
         print(f"no patients in {args.open_ms}: left out", flush=True)
     known = [*(PATIENTS if args.open_ms.is_dir() else ()), *sorted(TASKS, key=lambda name: "_3d" not in name)]
+    known += [DEMO] if DEMO in (args.tasks or ()) else []  # where it is asked for
     chosen = ["xor_correlated", "ring", "rod_3d"] if args.quick and not args.tasks else args.tasks or known
     return [unit for unit in known if unit in chosen]
 
@@ -318,7 +328,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--half", choices=("choose", "final"), default="choose")
     parser.add_argument("--num_cases", type=int, help="of each task, 8 by default; half of it for each patient")
-    parser.add_argument("--tasks", nargs="*", choices=[*TASKS, *PATIENTS])
+    parser.add_argument("--tasks", nargs="*", choices=[*TASKS, *PATIENTS, DEMO])
     parser.add_argument("--methods", nargs="*", choices=METHODS)
     parser.add_argument("--label", default="", help="behind the names of methods, such as _then")
     parser.add_argument("--device", default="cpu")

@@ -1,6 +1,7 @@
 """The tasks of ``generalise.py``: XAI-TRIS (arXiv 2306.12816), stripes, texture, counting, an asymmetry, a broken
-mirror symmetry, a thin rod, a ring, a segmentation under a sliding window, and three patients with multiple sclerosis,
-each left out of the training once: how large are the lesions, is there one, and the segmentation.
+mirror symmetry, a thin rod, a ring, a segmentation under a sliding window, three patients with multiple sclerosis,
+each left out of the training once: how large are the lesions, is there one, and the segmentation; and further scans of
+the demo's kind for the demo's network, on which defaults were tuned.
 
 Images are made in batches on the device, 2D of 64 and 3D of 32 voxels along each axis. A maker returns images
 ``(n, 1, *spatial)``, the voxels of the evidence ``(n, *spatial)``, and the class, number or label map of each image.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,15 +21,19 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import torch
+from localization import BUNDLE, FIRST_SCAN, LESION, read_bundle
+from monai.data import MetaTensor
 from monai.inferers import SlidingWindowInferer
 from monai.losses import DiceCELoss
 from monai.networks.nets import UNet
-from monai.transforms import NormalizeIntensity
+from monai.transforms import NormalizeIntensity, ResampleToMatch
 from record import trained
 from scipy import ndimage
 from torch import Tensor, nn
 
 import monai_saliency as ms
+from monai_saliency.data.demo import make_scan
+from monai_saliency.networks.checkpoints import load_checkpoint
 
 EDGE = {2: 64, 3: 32}
 #: seeds: of the images that are explained, of those on which a network's accuracy is measured, and of the training
@@ -363,6 +369,7 @@ for _kind, _pool in (("linear", "vit"), ("multiplicative", "mean"), ("rotated", 
         TASKS[_name] = Task(_made, _network, steps=800, rate=5e-3 if _pool in ("max", "mean") else 1e-3)
 
 
+DEMO = "demo"
 #: from the name of a unit of work to the patient's
 PATIENTS = {f"lesions{name}": name for name in ("07", "19", "26")}
 LESION_NETWORK = partial(UNet, 3, 2, 2, (12, 24, 48), (2, 2), num_res_units=1, norm="batch")
@@ -448,8 +455,35 @@ def of_patient(name: str, half: str, count: int, device: str, folder: Path) -> I
         yield Question("lesions, segmentation", done, image, truth, network, untrained, target, accuracy, shared)
 
 
+def of_demo(half: str, count: int, device: str) -> Iterator[Question]:
+    """Questions about scans with a lesion that the demo's network finds, by the bundle's preprocessing."""
+    config = read_bundle()
+    preprocessing = config.get_parsed_content("preprocessing")
+    network = load_checkpoint(config.get_parsed_content("network"), BUNDLE / "models" / "model.pt").eval().to(device)
+    torch.manual_seed(0)
+    untrained = read_bundle().get_parsed_content("network_def").eval().to(device)
+    target, done = ms.ClassScore([LESION], "softmax"), 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number in itertools.count(FIRST_SCAN + 100_000 * HALVES[half]):
+            scan, label = make_scan(number, lesion=True)
+            nib.save(scan, f"{folder}/scan.nii.gz")
+            image = preprocessing({"image": f"{folder}/scan.nii.gz", "case": str(number), "channels": 1})["image"]
+            images = image.as_tensor()[None].to(device)
+            with torch.no_grad():
+                is_found = int(network(images).argmax()) == LESION
+            if done == count:
+                return
+            if is_found:
+                done += 1
+                lesion = MetaTensor(np.asarray(label.dataobj, np.float32)[None], torch.as_tensor(label.affine))
+                truth = ResampleToMatch(mode="nearest")(lesion, image)[0].as_tensor().to(device) > 0.5
+                yield Question(DEMO, number, images, truth, network, untrained, target, 1.0, {"mask_batch_size": 16})
+
+
 def questions(unit: str, half: str, count: int, device: str, folder: Path) -> Iterator[Question]:
-    """Those of a task, or of a patient such as ``"lesions26"``, of whom there are half as many."""
+    """Those of a task, of the demo, or of a patient such as ``"lesions26"``, of whom there are half as many."""
+    if unit == DEMO:
+        return of_demo(half, count, device)
     if unit in TASKS:
         return of_task(unit, half, count, device)
     return of_patient(PATIENTS[unit], half, max(1, count // 2), device, folder)
