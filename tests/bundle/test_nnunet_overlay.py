@@ -21,6 +21,7 @@ from monai.utils import convert_to_dst_type
 
 import monai_saliency as ms
 from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.bundle.nnunet import find_nnunet_cases
 
 ANISOTROPIC = np.diag([-4.1, 0.9, 0.8, 1.0])
 TURNED = np.array([[0.96, -0.28, 0], [0.28, 0.96, 0], [0, 0, 1]]) @ np.array([[1, 0, 0], [0, 0.8, -0.6], [0, 0.6, 0.8]])
@@ -153,3 +154,46 @@ def test_monais_wrapper_is_refused(tmp_path: Path) -> None:
 def test_notebook_runs(tmp_path: Path) -> None:
     pytest.importorskip("nnunetv2", reason="nnU-Net is not installed")
     run_notebook("nnunet.ipynb", tmp_path)
+
+
+# nnU-Net's names of files. --------------------------------------------------------------------------------------------
+
+
+def make(folder: Path, *names: str) -> Path:
+    for name in names:
+        path = folder / f"{name}.nii.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    return folder
+
+
+def test_one_file_for_each_channel(tmp_path: Path) -> None:
+    folder = make(tmp_path, "b_0000", "b_0001", "sub/a_0001", "sub/a_0000")
+    cases = find_nnunet_cases(folder, channels=2)
+    assert [case["case"] for case in cases] == ["b", "sub/a"]
+    assert cases[1]["image"] == [str(folder / f"sub/a_000{i}.nii.gz") for i in range(2)]
+    assert cases[1]["channels"] == 2
+
+
+def test_numbers_may_be_left_out_for_one_channel(tmp_path: Path) -> None:
+    cases = find_nnunet_cases(make(tmp_path, "b", "a_0000"))
+    assert [(case["case"], Path(case["image"]).name) for case in cases] == [("a", "a_0000.nii.gz"), ("b", "b.nii.gz")]
+
+
+def test_labels_lie_beside_the_images(tmp_path: Path) -> None:
+    folder = make(tmp_path, "imagesTr/a_0000", "labelsTr/a")
+    (case,) = find_nnunet_cases(folder / "imagesTr")
+    assert (case["case"], case["label"]) == ("a", str(folder / "labelsTr" / "a.nii.gz"))
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        (["a_0001"], "must have one file for each of 2 channels, a_0000, a_0001, got a_0001"),
+        (["a_0000", "a_0001", "a_0002"], "got a_0000, a_0001, a_0002"),
+        (["a_0000", "a_0001", "a"], "and one without a number"),
+    ],
+)
+def test_channels_must_be_complete(tmp_path: Path, names: list[str], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        find_nnunet_cases(make(tmp_path, *names), channels=2)

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.mapped_cohort import (
-    AFFINE,
-    BOTH,
-    BOX,
-    NUM_MASKS,
-    SHAPE,
-    TURN,
-    BoxSum,
-    box_sum,
-    dataset,
-    expected_map,
-    explain,
-    preprocessing,
-    scan,
-    write_cohort,
-)
 from helpers.warned import our_warnings
 from monai.transforms import (
     CastToTyped,
     Compose,
+    EnsureChannelFirstd,
     Invertd,
+    LoadImaged,
+    MapTransform,
     OneOf,
+    Orientationd,
     RandFlipd,
     RandRotate90d,
     RandSpatialCropd,
@@ -44,6 +35,99 @@ from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.cohort import find_cases
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 from monai_saliency.errors import CaseError
+
+BOTH = ("image", "saliency")
+SHAPE = (8, 12, 8)
+BOX = (slice(0, 4), slice(4, 8), slice(4, 8))
+# Windows of 4 voxels tile the volume, and one of them is the box.
+NUM_MASKS = 12
+TURN = RandRotate90d(BOTH, prob=1.0, max_k=1, spatial_axes=(1, 2))
+AFFINE = np.diag([-2.0, 2.0, 3.0, 1.0])
+
+
+def note(what: str, times: int = 1) -> None:
+    with open(os.environ["NOTES"], "a") as log:
+        log.write(f"{what}\n" * times)
+
+
+class Logged(MapTransform):
+    """Notes each scan that is preprocessed, in any process."""
+
+    def __call__(self, data: Any) -> Any:
+        note("scan")
+        return data
+
+
+def box_sum(x: torch.Tensor) -> torch.Tensor:
+    """``(B, 1)``. Notes each image."""
+    note("forward", len(x))
+    return x[(slice(None), slice(None), *BOX)].sum(dim=(1, 2, 3, 4))[:, None]
+
+
+class BoxSum(torch.nn.Module):
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([weight]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return box_sum(x) * self.weight.to(x.dtype)
+
+
+def scan(path: Path, value: float) -> None:
+    """The box is bright, all else -1. Its first axis runs from right to left, so that preprocessing turns it."""
+    volume = np.full(SHAPE, -1, np.float32)
+    volume[BOX] = value
+    nib.save(nib.Nifti1Image(volume[::-1], AFFINE), path)
+
+
+def expected_map(image: torch.Tensor) -> torch.Tensor:
+    """What hiding a voxel's window takes from the sum of the box."""
+    return 64 * image.clamp(min=0)
+
+
+def preprocessing(*more: Any) -> Compose:
+    steps = [Logged("image"), LoadImaged("image"), EnsureChannelFirstd("image")]
+    return Compose([*steps, Orientationd("image", axcodes="RAS", labels=None), *more])
+
+
+def explain(window: int = 4, classes: Any = "all", **settings: Any) -> ms.PerturbationInferer:
+    # One forward an image, so that forwards are counted without those that fill the last batch up.
+    settings = {"mask_batch_size": 1} | settings
+    return ms.sliding_window(window, window, target=ms.ClassScore(classes, activation="none"), **settings)
+
+
+def dataset(
+    cohort: Path, cache: str = "memory", transform: Any = None, network: Any = None, inferer: Any = None, **options: Any
+) -> SaliencyDataset:
+    return SaliencyDataset(
+        find_cases(cohort),
+        preprocessing() if transform is None else transform,
+        BoxSum() if network is None else network,
+        explain() if inferer is None else inferer,
+        cache,
+        **{"cache_dir": cohort.parent / "cache"} | options,
+    )
+
+
+def write_cohort(folder: Path) -> Path:
+    folder.mkdir()
+    for number, name in enumerate("abc"):
+        scan(folder / f"{name}.nii.gz", number + 1)
+    return folder
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, int]]:
+    """Scans preprocessed and scans explained since the last question."""
+    log = tmp_path / "notes.txt"
+    monkeypatch.setenv("NOTES", str(log))
+
+    def read() -> dict[str, int]:
+        found = Counter(log.read_text().split() if log.exists() else [])
+        log.unlink(missing_ok=True)
+        return {"scans": found["scan"], "maps": found["forward"] // (NUM_MASKS + 1)}
+
+    return read
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def cases(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(("workers", "count", "split"), [(2, 5, "cases"), (3, 5, "masks"), (3, 1, "masks")])
+@pytest.mark.parametrize(("workers", "count", "split"), [(2, 5, "cases"), (3, 5, "masks")])
 def test_maps_of_the_plain_run(
     workers: int, count: int, split: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,8 +114,7 @@ def test_an_actor_that_is_killed_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timing
-@pytest.mark.parametrize("sign", [None, "SIGTERM"])
+@pytest.mark.parametrize("sign", [None, pytest.param("SIGTERM", marks=pytest.mark.timing)])
 def test_a_ray_of_its_own_ends_with_the_run(sign: str | None, tmp_path: Path) -> None:
     """Also when it is stopped, with the plain run's exit code and last line."""
     write_scans(tmp_path, 4)

@@ -211,11 +211,10 @@ def cases(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("--array=0-2",), ("--ntasks=2",)], ids=" ".join)
-def test_shared_cohort(slurm: Slurm, cohort: Callable[[int], Path], options: tuple[str, ...]) -> None:
-    """5 cases over 3 tasks of an array, or over 2 processes of one job: each case once."""
+def test_shared_cohort(slurm: Slurm, cohort: Callable[[int], Path]) -> None:
+    """5 cases over 2 tasks of an array, each of 2 processes: each case once."""
     root = cohort(5)
-    slurm.wait(slurm.submit(*options, **job(root, "out"), OUTPUT_DIR=root / "out", FILL=0.0))
+    slurm.wait(slurm.submit("--array=0-1", "--ntasks=2", **job(root, "out"), OUTPUT_DIR=root / "out", FILL=0.0))
     assert voxels(root / "out") == plain(root, fill=0.0)
     assert cases(root / "out") == [f"s{i}" for i in range(5)]
     assert forwards(root, "out") == 5 * BATCHES
@@ -225,17 +224,15 @@ def test_shared_cohort(slurm: Slurm, cohort: Callable[[int], Path], options: tup
 
 @pytest.mark.slow
 @pytest.mark.timing
-@pytest.mark.parametrize(("way", "kills"), [("killed", 1), ("cancelled", 2), ("requeued", 1), ("preempted", 1)])
-def test_stopped_and_resumed(
-    slurm: Slurm, cohort: Callable[[int], Path], way: str, kills: int, partitions: list[str]
-) -> None:
-    """In the middle of a case: in the end the maps of a run that was left alone, and hardly any work lost."""
-    if way == "preempted" and "urgent" not in partitions:
-        pytest.skip("no partition `urgent`, as that of .ci/slurm, preempts jobs here")
-    root = cohort(3)
+def test_stopped_and_resumed(slurm: Slurm, cohort: Callable[[int], Path], partitions: list[str]) -> None:
+    """In the middle of a case, in one way after another (preempted where a partition `urgent` does so, as that of
+    .ci/slurm): in the end the maps of a run that was left alone, and hardly any work lost.
+    """
+    ways = ["killed", "cancelled", "requeued", *(["preempted"] if "urgent" in partitions else [])]
+    root, count = cohort(5), 5
     given = job(root, "out", 0.2) | {"OUTPUT_DIR": root / "out", "FILL": 0.0}
     number = slurm.submit("--ntasks=2", **given)
-    for kill in range(kills):
+    for kill, way in enumerate(ways):
         before = forwards(root, "out")
         slurm.until(lambda before=before: forwards(root, "out") >= before + 5, number)  # type: ignore[misc]
         if way == "preempted":
@@ -251,16 +248,16 @@ def test_stopped_and_resumed(
         slurm.until(lambda kill=kill: slurm.restarts(number) == kill + 1, number)  # type: ignore[misc]
     slurm.wait(number)
     said = slurm.said(number)
-    assert f"start {kills + 1}: " in said
-    assert ("was preempted, and goes on later" in said) == (way == "preempted")
+    assert f"start {len(ways) + 1}: " in said
+    assert said.count("was preempted, and goes on later") == ways.count("preempted")
     assert voxels(root / "out") == plain(root, fill=0.0)
-    assert cases(root / "out") == ["s0", "s1", "s2"]
+    assert cases(root / "out") == [f"s{i}" for i in range(count)]
     # A visit that ends a case is four forwards of one image, a stopped one three at most; each has its first batch.
     sizes = (root / "out.log").read_text().split()
-    visits = 3 - (3 * 4 - sizes.count("1")) // 3
-    lost = sizes.count(str(BATCH)) - visits - 3 * (BATCHES - 1)
+    visits = count - (count * 4 - sizes.count("1")) // 3
+    lost = sizes.count(str(BATCH)) - visits - count * (BATCHES - 1)
     # Two processes are stopped at once.
-    assert lost <= 2 * 2 * kills
+    assert lost <= 2 * 2 * len(ways)
 
 
 @pytest.mark.slow

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from helpers.estimators import bound_with_scores, map_of
+from captum.attr import Occlusion
+from helpers.estimators import SHAPES, bound_with_scores, map_of, slow_rise
+from helpers.numpy_boxes import CLASSES, BlackBox
 
+import monai_saliency as ms
+from monai_saliency import ClassScore, ConstantFill, sliding_window
 from monai_saliency.estimators.base import Estimator, ScoreState
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.channel import IndependentChannelMasks
+from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 
@@ -78,3 +87,212 @@ class TestStates:
         other = RISEMasks(10, 3, seed=2) if isinstance(masks, RISEMasks) else SlidingWindowMasks(4, 2)
         with pytest.raises(ValueError, match="only states of one case merge"):
             state.merge(estimator.start(other.bind(torch.zeros(1, 9, 7)), reference))
+
+
+# test_rise_scoring. ---------------------------------------------------------------------------------------------------
+
+
+FORMS = ["centred", "debiased", "plain"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("p1", [0.5, 0.3])
+@pytest.mark.parametrize("form", FORMS)
+def test_rise_equals_slow_loop(shape: tuple[int, ...], p1: float, form: str) -> None:
+    bound, scores, reference = bound_with_scores(RISEMasks(11, 3, p1, seed=1), shape)
+    masks = bound.render(range(11))[:, 0].numpy()
+    ours = map_of(RISEScoring(p1, form), bound, scores, reference)
+    np.testing.assert_allclose(ours, slow_rise(masks, scores.numpy(), p1, form), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("p1", [0.0, 1.0])
+def test_rise_of_masks_that_all_agree_is_finite(p1: float) -> None:
+    """Masks that keep nothing say nothing; masks that keep all say one thing of every voxel."""
+    bound, scores, reference = bound_with_scores(RISEMasks(6, 3, p1), (5, 6))
+    plain = map_of(RISEScoring(p1, "plain"), bound, scores, reference)
+    expected = scores.mean(dim=0) * p1
+    torch.testing.assert_close(plain, expected[:, None, None].expand(3, 5, 6))
+    for form in ("centred", "debiased"):
+        zeros = map_of(RISEScoring(1.0, form), *bound_with_scores(RISEMasks(6, 3, 1.0), (5, 6)))
+        torch.testing.assert_close(zeros, torch.zeros_like(plain), rtol=0, atol=1e-15)
+
+
+class TestConstantScores:
+    """What every mask scores alike is no evidence: the default has none of it, where the published forms have."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_a_network_that_always_says_70(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        bound, scores, reference = bound_with_scores(RISEMasks(50, 3, seed=1), shape, dtype=dtype)
+        constant = torch.full_like(scores, 70.1), torch.full_like(reference, 70.1)
+        assert torch.equal(map_of(RISEScoring(), bound, *constant), torch.zeros(3, *shape, dtype=dtype))
+        # Mask coverage, times 70.
+        assert float(map_of(RISEScoring(form="debiased"), bound, *constant).abs().max()) > 4
+        noise = RISEScoring(form="debiased").noise(bound, range(50), *constant)
+        assert noise is not None
+        assert float(noise.min()) > 4
+
+
+NOISY: list[tuple[Callable[[int], Masks], float]] = [
+    (lambda seed: RISEMasks(200, 4, 0.5, seed), 0.5),
+    (lambda seed: RISEMasks(200, 4, 0.2, seed), 0.2),
+    (lambda seed: IndependentChannelMasks(RISEMasks(200, 4, 0.5, seed)), 0.5),
+    (lambda seed: RegionMasks(200, 0.3, seed), 0.3),
+]
+
+
+class TestNoise:
+    @pytest.mark.parametrize(("masks", "p1"), NOISY)
+    @pytest.mark.parametrize("form", ["centred", "debiased"])
+    def test_is_the_spread_of_maps_of_scores_by_chance(
+        self, masks: Callable[[int], Masks], p1: float, form: str
+    ) -> None:
+        labels = torch.arange(40).reshape(1, 5, 8).repeat_interleave(4, 1).repeat_interleave(4, 2)
+        squares, noise = [], []
+        for seed in range(20):
+            bound = masks(seed).bind(torch.zeros(2, 20, 32), labels)
+            scores = 3 + torch.randn(200, 5, generator=torch.Generator().manual_seed(seed))
+            found = RISEScoring(p1, form).noise(bound, range(200), scores, scores[0])
+            assert found is not None
+            noise.append(float(found.mean()))
+            maps = map_of(RISEScoring(p1, form), bound, scores, scores[0])
+            maps = maps if bound.regions is None else maps[:, bound.regions.index > 0]
+            squares.append(float(maps.square().mean()))
+        assert np.mean(noise) == pytest.approx(np.mean(squares) ** 0.5, rel=0.12)
+
+    def test_of_the_plain_form_is_not_known(self) -> None:
+        assert RISEScoring(form="plain").noise(*_of(bound_with_scores(RISEMasks(5), (5, 6)))) is None
+
+
+def _of(found: tuple[BoundMasks, torch.Tensor, torch.Tensor]) -> tuple[BoundMasks, range, torch.Tensor, torch.Tensor]:
+    bound, scores, reference = found
+    return bound, range(len(bound)), scores, reference
+
+
+# Occlusion, squared differences, similarity and D-RISE: plain loops in 2D and 3D, and what is known of chance. --------
+
+
+FAMILIES: list[Masks] = [
+    ms.RISEMasks(12, 3, 0.4, seed=1),
+    ms.RandomGridMasks(12, 3, 0.4, seed=1),
+    ms.SlidingWindowMasks(3, 2),
+    ms.SlidingWindowMasks(2, 4),
+    ms.SlidingRadialMasks(2, 2),
+    ms.SlidingRadialMasks(1.5, 2, 1.0),
+    ms.MultiScaleWindowMasks(3, 2),
+]
+SCORINGS: dict[str, Estimator] = {
+    "occlusion": ms.OcclusionScoring(),
+    "squared": ms.SquaredDifferenceScoring(),
+    "similarity": ms.SimilarityScoring(),
+    "centred": ms.DRISEScoring(),
+    "plain": ms.DRISEScoring("plain"),
+}
+
+
+def slow(kind: str, masks: np.ndarray, scores: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """One voxel and one mask at a time, as the docstrings say."""
+    n, k = scores.shape
+    maps = np.zeros((k, *masks.shape[1:]))
+    for j, voxel in itertools.product(range(k), itertools.product(*map(range, masks.shape[1:]))):
+        total = weight = 0.0
+        for i in range(n):
+            mask, f, f0 = float(masks[(i, *voxel)]), float(scores[i, j]), float(reference[j])
+            if kind == "occlusion":
+                value, share = f0 - f, 1 - mask
+            elif kind == "squared":
+                value, share = 0.5 * (f0 - f) ** 2, 1 - mask
+            elif kind == "similarity":
+                value, share = max(f0 - f, 0.0), 1 - mask
+            else:
+                value, share = f - (scores[:, j].mean() if kind == "centred" else 0.0), mask
+            total += value * share
+            weight += share
+        maps[(j, *voxel)] = total / weight if weight else 0.0
+    return maps
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", SCORINGS)
+@pytest.mark.parametrize("masks", FAMILIES, ids=lambda masks: type(masks).__name__)
+def test_equals_slow_loop(masks: Masks, kind: str, shape: tuple[int, ...]) -> None:
+    bound, scores, reference = bound_with_scores(masks, shape)
+    rendered = bound.render(range(len(bound)))[:, 0].numpy()
+    ours = map_of(SCORINGS[kind], bound, scores, reference)
+    np.testing.assert_allclose(ours, slow(kind, rendered, scores.numpy(), reference.numpy()), rtol=0, atol=1e-12)
+
+
+def test_what_is_known_of_chance() -> None:
+    """Windows leave nothing to chance but rounding; random masks have a standard error, except the plain form's."""
+    windows, scores, reference = bound_with_scores(ms.SlidingWindowMasks(3, 2), (9, 7), dtype=torch.float32)
+    places = range(len(windows))
+    rounding = torch.cat([reference[None], scores]).abs().amax(dim=0) * 2**-20
+    known = {"occlusion": rounding, "similarity": rounding, "centred": rounding, "squared": 0.5 * rounding**2}
+    for kind, expected in known.items():
+        noise = SCORINGS[kind].noise(windows, places, scores, reference)
+        assert noise is not None
+        torch.testing.assert_close(noise, expected)
+        assert SCORINGS[kind].standard_error(windows, places, scores, reference) is None
+    assert SCORINGS["plain"].noise(windows, places, scores, reference) is None
+    drawn, scores, reference = bound_with_scores(ms.RISEMasks(9, 3), (9, 7))
+    for kind, estimator in SCORINGS.items():
+        assert estimator.noise(drawn, range(9), scores, reference) is None
+        error = estimator.standard_error(drawn, range(9), scores, reference)
+        assert (error is None) == (kind == "plain")
+        assert estimator.standard_error(drawn, range(2), scores[:2], reference) is None
+        if error is not None:
+            assert error.shape == (3, 9, 7)
+
+
+def test_voxels_in_no_region_are_0() -> None:
+    """All masks keep them, so nothing is known of them."""
+    labels = torch.zeros(1, 6, 6, dtype=torch.long)
+    labels[0, :3], labels[0, 3:5] = 1, 2
+    bound = ms.RegionMasks(num_masks=20).bind(torch.zeros(1, 6, 6), labels=labels)
+    scores = torch.rand(20, 1, generator=torch.Generator().manual_seed(0))
+    maps = map_of(ms.DRISEScoring(), bound, scores, torch.zeros(1))
+    assert bool((maps[0, 5] == 0).all())
+    assert bool((maps[0, :5] != 0).all())
+    error = ms.DRISEScoring().standard_error(bound, range(20), scores, torch.zeros(1))
+    assert error is not None
+    assert bool((error[0, 5] == 0).all())
+
+
+# test_occlusion. ------------------------------------------------------------------------------------------------------
+
+
+def test_occlusion_is_0_where_no_window_comes() -> None:
+    bound, scores, reference = bound_with_scores(SlidingWindowMasks(2, 4), (8, 8))
+    unseen = bound.render(range(len(bound)))[:, 0].min(dim=0).values == 1
+    assert int(unseen.sum()) == 64 - 4 * 4
+    maps = map_of(OcclusionScoring(), bound, scores, reference)
+    assert bool((maps[:, unseen] == 0).all())
+    assert bool((maps[:, ~unseen] != 0).all())
+
+
+def test_occlusion_of_a_linear_score_by_hand() -> None:
+    """The score sums columns 2 to 4 of a line of ones; a window of 2 every 2 hides 0, 1, 2 of them."""
+    bound = SlidingWindowMasks((1, 2), (1, 2)).bind(torch.zeros(1, 1, 8, dtype=torch.float64))
+    masks = bound.render(range(4))[:, 0]
+    scores = masks[:, 0, 2:5].sum(dim=1, keepdim=True)
+    maps = map_of(OcclusionScoring(), bound, scores, torch.tensor([3.0], dtype=torch.float64))
+    assert maps[0, 0].tolist() == [0, 0, 2, 2, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [((1, 12, 12), (3, 3)), ((3, 12, 20), (4, 5)), ((2, 8, 6, 9), (2, 3, 3)), ((1, 6, 6, 6), (6, 2, 3))],
+)
+@pytest.mark.parametrize("fill", [0.0, 0.7])
+def test_occlusion_equals_captum_with_magnitudes(shape: tuple[int, ...], window: tuple[int, ...], fill: float) -> None:
+    """Windows of captum start at the corner and ours are centred: both lie alike where nothing hangs over, that is
+    with a stride of one window where windows divide the image. It hides channels apart unless told otherwise.
+    """
+    image, network = torch.from_numpy(np.random.default_rng(2).normal(size=(1, *shape))), BlackBox(shape).classify
+    maps = sliding_window(window, window, target=ClassScore("all", "none"), fill=ConstantFill(fill))(image, network)
+    whole = (shape[0], *window)
+    for k in range(CLASSES):
+        theirs = Occlusion(network).attribute(image, whole, strides=whole, baselines=fill, target=k)
+        # One value for all channels of a window; float32, of which 4e-8 is reached.
+        assert torch.equal(theirs, theirs[:, :1].expand_as(theirs))
+        assert float((maps[0, k] - theirs[0, 0]).abs().max() / theirs.abs().max()) < 1e-6

@@ -1,21 +1,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from helpers.patches import WHOLE, Network, blocks, images, patch_boxes, planned
+from helpers.patches import WHOLE, Coupled, Network, blocks, images, patch_boxes, planned
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.masks.base import Masks
+from monai_saliency.inferers.patch_case import find_touches, find_trims
+from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
+from monai_saliency.masks.base import Id, Masks
+from monai_saliency.masks.hierarchical import BoundHierarchicalMasks, HierarchicalMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.sliding_window import PatchWindowMasks, SlidingWindowMasks
 from monai_saliency.methods import sliding_window
 from monai_saliency.targets import RegionScore
+from monai_saliency.utils.patch_grid import PatchGrid
 
 
 def closed_form(masks: Any, inferer: SlidingWindowInferer, reach: torch.Tensor) -> int:
@@ -114,3 +123,179 @@ class TestCounted:
         assert bool((hidden.sum(dim=0) == 1).all())
         assert [len(along.unique()) for along in (hidden.flatten(1).nonzero()[:, :1],)] == [len(bound)]
         assert all(set(starts[1:] % 4) <= {0} for starts in bound.starts)
+
+
+# test_patch_memory. ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes remembered after each output that was put."""
+    seen: list[int] = []
+    put = OutputMemory.put
+
+    def watched(memory: Any, slot: int, output: Any) -> None:
+        put(memory, slot, output)
+        held = [memory.get(each) for each in memory]
+        # What is really held: a view would keep the tensor that it is a part of.
+        assert sum(o.untyped_storage().nbytes() for o in held) == sum(memory.used.values())
+        seen.append(sum(memory.used.values()))
+
+    monkeypatch.setattr(OutputMemory, "put", watched)
+    return seen
+
+
+class Sized:
+    """Stands for an output on any device."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def to(self, device: torch.device) -> Sized:
+        return self
+
+
+class TestBounded:
+    @pytest.mark.parametrize("share", [2, 10, 1000])
+    def test_a_small_memory_changes_no_bit(self, share: int, used: list[int]) -> None:
+        """A half, a tenth and a thousandth of what all outputs would need, on a network that tells batches apart."""
+        shape = (40, 32)
+        image, labels = images(1, 1, *shape), [blocks(shape, 8, 4)]
+
+        def coalitions(memory: PatchMemory | bool) -> Explanation:
+            inferer = SlidingWindowInferer((12, 12), 3, 0.5)
+            explain = PerturbationInferer(
+                RegionMasks(60), WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=8, patch_memory=memory
+            )
+            return explain.explain(image, Coupled(2), cases=[Case("x", labels=labels[0])])[0]
+
+        expected = coalitions(True)
+        everything = expected.num_forwards * 3 * 12**2 * 4
+        used.clear()
+        explanation = coalitions(PatchMemory(0, everything // share))
+        assert torch.equal(explanation.scores, expected.scores)
+        assert max(used) <= everything // share
+        assert explanation.num_forwards > expected.num_forwards or share == 2
+
+    def test_windows_need_little_more_than_the_unperturbed_outputs(self, used: list[int]) -> None:
+        inferer = SlidingWindowInferer((8, 8), 3, 0.5)
+        explain = sliding_window(3, 1, target=WHOLE, inferer=inferer)
+        (explanation,) = explain.explain(images(1, 1, 44, 28), Network(2))
+        size = 3 * 8 * 8 * 4
+        assert explanation.num_forwards > 2000
+        assert max(used) <= (len(patch_boxes(inferer, (44, 28))[0]) + 3) * size
+        assert used[-1] < max(used) / 10  # outputs that no mask needs any more are gone
+
+    def test_only_what_the_target_reads_is_kept(self, used: list[int]) -> None:
+        """A sigmoid of one of three channels, in a region of a quarter of each patch."""
+        region = torch.zeros(32, 32)
+        region[4:8, 4:8] = 1
+        explain = sliding_window(
+            4,
+            2,
+            target=RegionScore(1, "sigmoid", region),
+            inferer=SlidingWindowInferer((8, 8), overlap=0),
+        )
+        explain.explain(images(1, 1, 32, 32), Network(2))
+        whole = 16 * 3 * 8 * 8 * 4
+        assert used[15] == whole  # the unperturbed pass, before the target knows its region
+        assert max(used[16:]) <= 2 * 4 * 4 * 4
+
+    def test_the_device_first_and_then_the_host(self) -> None:
+        """Where both are full, the least recently used of the host goes."""
+        device, host = torch.device("cuda"), torch.device("cpu")
+        memory = OutputMemory(device, PatchMemory(device_bytes=20, host_bytes=30))
+        for slot in range(5):
+            memory.put(slot, Sized(10))
+        assert (list(memory), memory.used) == ([0, 1, 2, 3, 4], {device: 20, host: 30})
+        assert memory.get(2) is not None
+        memory.put(5, Sized(10))
+        assert 3 not in memory
+        assert memory.get(3) is None
+        memory.pop(0)
+        memory.put(6, Sized(10))
+        assert (list(memory), memory.used) == ([1, 4, 2, 5, 6], {device: 20, host: 30})
+        memory.put(7, Sized(25))
+        memory.put(8, Sized(40))
+        assert (list(memory), memory.used) == ([1, 6, 7], {device: 20, host: 25})
+
+
+# How fine windows on the patch grid are where nobody says it: as fine as 50 predictions allow, or 40 in rounds. -------
+
+
+def empty(*shape: int) -> torch.Tensor:
+    return torch.empty(1, *shape, device="meta")
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(12, 60), st.integers(8, 24)), min_size=2, max_size=3),
+    st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.6, 0.75]),
+)
+def test_never_more_than_50_predictions(axes: list[tuple[int, int]], overlap: float) -> None:
+    """By the patches that each window touches, which are counted one by one."""
+    shape, roi = zip(*axes, strict=True)
+    inferer = SlidingWindowInferer(roi, overlap=overlap)
+    masks = PatchWindowMasks(inferer)
+    counts = planned(masks, inferer, empty(*shape))
+    assert counts.forwards <= 50 * counts.patches
+    assert len(masks.bind(empty(*shape))) > 1
+
+
+# Windows in rounds: which are scored depends on the scores, here those of a sum over made-up evidence. ----------------
+
+
+def in_rounds(
+    inferer: SlidingWindowInferer, evidence: np.ndarray, levels: int = 4
+) -> tuple[BoundHierarchicalMasks, list[int], float]:
+    """The windows, those that are asked for, and their price in predictions, patch by patch.
+
+    Args:
+        inferer: cuts the patches.
+        evidence: ``(1, *spatial)``, what each voxel adds to the score.
+        levels: of windows.
+    """
+    shape = evidence.shape[1:]
+    bound = HierarchicalMasks(levels=levels, inferer=inferer).bind(empty(*shape))
+    ids: list[int] = []
+    scores = np.zeros((0, 1))
+    found: Sequence[Id] | None = bound.first_round()
+    while found is not None:
+        boxes = bound.changed_boxes(list(found)) or []
+        scores = np.concatenate([scores, [[-evidence[(0, *box)].sum()] for box in boxes]])
+        ids += found
+        found = bound.next_round(ids, torch.from_numpy(scores), torch.zeros(1))
+    grid = PatchGrid(inferer, shape)
+    touches = find_touches(bound, grid, find_trims(grid, None), ids)
+    forwards = len(grid.boxes) + int((touches[:, 0] == touches[:, 2]).sum())
+    return bound, ids, forwards / len(grid.boxes)
+
+
+def test_the_spleen_like_ct_in_rounds() -> None:
+    """270 x 270 x 225 voxels, patches of 96^3 with half overlap: windows of 48, 24, 12 and 6. Nine tenths of a lump of
+    evidence are cut down to 12 voxels, while something is left everywhere, so that all rounds are full.
+    """
+    evidence = np.full((1, 270, 270, 225), 1e-6, dtype=np.float32)
+    evidence[0, 151:170, 65:83, 101:115] = 1
+    bound, ids, price = in_rounds(SlidingWindowInferer((96, 96, 96), overlap=0.5), evidence)
+    edges = [{int(edge) for axis in level for edge in np.diff(axis)[:-1]} for level in bound.bounds]
+    assert edges == [{48}, {24}, {12}, {6}]
+    assert len(ids) == bound.at_most
+    cells = [box for box in bound.changed_boxes(ids) or [] if all(side.stop - side.start == 12 for side in box)]
+    assert sum(float(evidence[(0, *box)].sum()) for box in cells) > 0.9 * 19 * 18 * 14
+    assert 15 < price <= 40
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(12, 60), st.integers(8, 24)), min_size=2, max_size=3),
+    st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.6, 0.75]),
+    st.integers(2, 4),
+)
+def test_never_more_than_40_predictions_in_rounds(axes: list[tuple[int, int]], overlap: float, levels: int) -> None:
+    shape, roi = zip(*axes, strict=True)
+    assume(len(PatchGrid(SlidingWindowInferer(roi, overlap=overlap), shape).boxes) <= 1000)  # more take long
+    evidence = np.random.default_rng(0).random((1, *shape))
+    bound, ids, price = in_rounds(SlidingWindowInferer(roi, overlap=overlap), evidence, levels)
+    assert price <= 40
+    assert len(ids) > len(bound.first_round()) > 1

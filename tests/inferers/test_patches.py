@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.patches import WHOLE, Coupled, Network, blocks, images, patch_boxes
@@ -14,12 +17,15 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
 
+import monai_saliency as ms
 from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
+from monai_saliency.inferers import nnunet
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.nnunet import NNUNetInferer
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.region import RegionMasks
@@ -382,3 +388,123 @@ def test_voxels_that_are_masked_by_a_large_value(value: float, refused: bool, ca
     explain = sliding_window(4, 4, target=WHOLE, inferer=inferer, fill=ConstantFill(0.5))
     assert_same(both(explain, image, network), 1e-4)
     assert ("lost in their rounding" in caplog.text) == refused
+
+
+# Masks in rounds under a sliding-window inferer, for targets that read a part of the image alone. ---------------------
+
+
+METHODS: dict[str, Callable[..., ms.PerturbationInferer]] = {
+    "hierarchical": lambda **settings: ms.hierarchical_occlusion(levels=3, **settings),
+    "focused": lambda **settings: ms.focused_rise(30, **settings),
+    "minimal": lambda **settings: ms.minimal_region(0.5, levels=2, **settings),
+    "until": lambda **settings: ms.region_occlusion(8, regions=ms.Supervoxels(12), until=0.9, budget=30, **settings),
+}
+
+
+class Local(torch.nn.Module):
+    """The second channel stands out where the image is bright."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bright = torch.nn.functional.avg_pool2d(x, 3, 1, 1)
+        return torch.cat([0.5 - bright, bright - 0.5], 1) * 4
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("method", METHODS)
+def test_patches_that_the_target_does_not_read(method: str, images: int) -> None:
+    """They are not run, and every round gives what whole images give."""
+    image = 0.1 * torch.rand(images, 1, 64, 72, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    image[..., 20:30, 34:44] += 1
+    inferer = SlidingWindowInferer((16, 16), 4, 0.5)
+    target = ms.RegionScore(1, "softmax", region="predicted")
+    found: list[Any] = [
+        METHODS[method](target=target, inferer=inferer, patch_memory=memory).explain(image, Local())
+        for memory in (True, False)
+    ]
+    for remembered, whole in zip(*found, strict=True):
+        assert remembered.num_forwards / remembered.per_prediction < 0.5 * whole.num_forwards
+        if method == "minimal":  # windows that take next to nothing are ordered by rounding
+            for each in (remembered, whole):
+                (region,) = each.masks.found(each.ids, each.scores, each.reference_scores)
+                assert region.kept_share >= 0.5
+            continue
+        assert list(remembered.ids) == list(whole.ids)
+        torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-8, atol=1e-9)
+
+
+def test_the_price_of_a_later_round(caplog: pytest.LogCaptureFixture) -> None:
+    """Counted with what earlier rounds have run."""
+    explain = ms.hierarchical_occlusion(
+        levels=3, target=ms.RegionScore(1, "softmax", "all"), inferer=SlidingWindowInferer((16, 16), 4, 0.5)
+    )
+    image = torch.zeros(1, 1, 64, 72)
+    image[..., 20:30, 34:44] += 1
+    with caplog.at_level(logging.DEBUG):
+        (found,) = explain.explain(image, Local())
+    said = [each for line in caplog.messages for each in re.findall(r"at least (\d+) .* (\d+) of them done", line)]
+    totals, done = zip(*said, strict=True)
+    assert done == (str(found.per_prediction), *totals[:-1])
+    assert totals[-1] == str(found.num_forwards)
+
+
+# nnU-Net's patches weigh next to nothing in an image's outermost corners, where its sums in float16 lose logits. ------
+
+
+SIZE, SHAPE = (8, 16, 16), (16, 32, 32)
+
+
+def gaussian(size: tuple[int, ...], value_scaling_factor: int, dtype: torch.dtype, device: torch.device) -> Any:
+    """As nnU-Net makes them: an eighth of a patch wide, and no weight is 0."""
+    weights = torch.ones(())
+    for edge in size:
+        along = torch.exp(-0.5 * ((torch.arange(edge) - edge // 2) / (edge / 8)) ** 2)
+        weights = weights[..., None] * along
+    weights = (weights * value_scaling_factor).to(dtype)
+    weights[weights == 0] = weights[weights > 0].min()
+    return weights
+
+
+def steps(shape: tuple[int, ...], size: tuple[int, ...], step: float) -> list[list[int]]:
+    counts = [int(np.ceil((edge - patch) / (patch * step))) + 1 for edge, patch in zip(shape, size, strict=True)]
+    return [
+        [round((edge - patch) / max(count - 1, 1) * i) for i in range(count)]
+        for edge, patch, count in zip(shape, size, counts, strict=True)
+    ]
+
+
+@pytest.fixture
+def inferer(monkeypatch: pytest.MonkeyPatch) -> NNUNetInferer:
+    """Without nnU-Net, which need not be installed."""
+    own = SimpleNamespace(compute_gaussian=gaussian, compute_steps_for_sliding_window=steps)
+    monkeypatch.setattr(nnunet, "require", lambda *args, **kwargs: own)
+    return NNUNetInferer(SIZE)
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    first, last = (torch.nn.Conv3d(*channels, 3, padding=1) for channels in ((1, 4), (4, 2)))
+    with torch.no_grad():
+        last.weight *= 8
+    return torch.nn.Sequential(first, torch.nn.InstanceNorm3d(4), torch.nn.LeakyReLU(), last).eval()
+
+
+def image() -> torch.Tensor:
+    return torch.randn(1, 1, *SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+def explained(inferer: NNUNetInferer, prediction: torch.Tensor | None) -> Any:
+    target = ms.RegionScore(1, "softmax", "all")
+    explain = ms.sliding_window(SIZE, SIZE, target=target, inferer=inferer)
+    return explain.explain(image(), model(), cases=[Case("ct_7", prediction=prediction)])[0]
+
+
+def test_patches_are_remembered_beside_nnunets_own_prediction(
+    inferer: NNUNetInferer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with torch.no_grad():
+        prediction = inferer(image(), model())
+    found = explained(inferer, prediction)
+    assert not logged_warnings(caplog)  # images do not go one by one
+    without = explained(inferer, None)
+    assert found.num_forwards == without.num_forwards
+    assert torch.equal(found.scores, without.scores)

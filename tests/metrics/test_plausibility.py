@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.maps import PEAK, peaked, volume
 from monai.data import MetaTensor
 
+import monai_saliency as ms
 from monai_saliency import metrics
 from monai_saliency.metrics.agreement import rank_correlation
 from monai_saliency.metrics.base import SaliencyMetric
+from monai_saliency.metrics.peak import peak_voxel
 
 ALL = [metrics.Pointing(), metrics.MassInLabel(), metrics.AUPRC(), metrics.MeanIoU(), metrics.MeanIoU(0.3)]
 ALL += [metrics.Leakage(), metrics.Leakage(top=0.2), metrics.Pointing(tolerance=1.0)]
@@ -151,3 +154,89 @@ MISTAKES: list[tuple[Any, str]] = [
 def test_mistakes(mistake: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mistake()
+
+
+# test_peak. -----------------------------------------------------------------------------------------------------------
+
+
+def test_peak_voxel() -> None:
+    assert peak_voxel(peaked()) == PEAK
+    assert peak_voxel(np.array([[-5.0, -3.0], [-4.0, -9.0]])) == (0, 1)
+    # Zeros, and what resampling leaves of them, are voxels that no mask hid.
+    assert peak_voxel(np.array([[-5.0, -3.0], [0.0, -1e-15]])) == (0, 1)
+
+
+def test_peak_voxel_of_a_plateau_is_its_middle() -> None:
+    saliency = volume().clip(-1, 1)
+    saliency[1:6, 2:5, 1:4] = 2 * (1 + np.random.default_rng(2).normal(size=(5, 3, 3)) * 1e-8)
+    assert peak_voxel(saliency) == (3, 3, 2)
+
+
+# Metrics that Quantus defines alike, against it. Quantus is GPL: an oracle of tests, no more. -------------------------
+
+
+@pytest.fixture(scope="module")
+def quantus() -> Any:
+    return pytest.importorskip("quantus", reason="needs Quantus, of the test extra")
+
+
+QUIET = {"disable_warnings": True, "display_progressbar": False, "normalise": False, "abs": False}
+
+
+class Small(torch.nn.Module):
+    """``(B, 1, 8, 8)`` -> ``(B, 3)``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.randn(64, 3, generator=draw) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x.flatten(1) @ self.weight)
+
+
+def three_cases() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(5)
+    images, maps = torch.rand(3, 1, 8, 8, generator=draw), torch.rand(3, 1, 8, 8, generator=draw)
+    labels = torch.zeros(3, 1, 8, 8, dtype=torch.long)
+    labels[..., 1:6, 2:7] = 1
+    return images, maps, labels
+
+
+def evaluate(metric: Any, images: torch.Tensor, maps: torch.Tensor, **given: Any) -> np.ndarray:
+    found = metric(
+        model=Small().eval(),
+        x_batch=images.numpy(),
+        y_batch=np.full(len(images), 1),
+        a_batch=maps.numpy(),
+        channel_first=True,
+        softmax=False,
+        **given,
+    )
+    return np.array(found, dtype=float)
+
+
+def test_mass_in_label(quantus: Any) -> None:
+    images, maps, labels = three_cases()
+    expected = evaluate(quantus.RelevanceMassAccuracy(**QUIET), images, maps, s_batch=labels.numpy())
+    np.testing.assert_allclose(metrics.MassInLabel().compute(maps, labels)[:, 0], expected, rtol=0, atol=1e-4)
+
+
+def test_pointing(quantus: Any) -> None:
+    images, maps, labels = three_cases()
+    maps[0, 0, 3, 3], maps[1, 0, 0, 0] = 2, 2  # one inside, one outside
+    expected = evaluate(quantus.PointingGame(**QUIET), images, maps, s_batch=labels.numpy())
+    assert {*expected} == {0, 1}
+    np.testing.assert_allclose(metrics.Pointing().compute(maps, labels)[:, 0], expected)
+
+
+@pytest.mark.parametrize("steps", [64, 16])
+def test_deletion(steps: int, quantus: Any) -> None:
+    images, maps, _ = three_cases()
+    flipping = quantus.PixelFlipping(features_in_step=64 // steps, perturb_baseline=0.25, **QUIET)
+    expected = evaluate(flipping, images, maps)
+    target = ms.ClassScore([1], "none")
+    deletion = metrics.Deletion(ms.rise(target=target, fill=ms.ConstantFill(0.25)), Small().eval(), steps)
+    curves = deletion.curves(maps, images)
+    found = np.array([curve.scores[1:].numpy() for (curve,) in curves])  # Quantus leaves the unperturbed image out
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)

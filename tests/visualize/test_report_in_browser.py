@@ -59,28 +59,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture
-def open_page() -> Iterator[Open]:
-    """Opens a page of a report. At the end no error and no request to a network has been seen."""
-    seen: list[str] = []
-    reports = set()
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*ARGUMENTS, "--no-sandbox"])
-
-        def open_(path: Path, size: tuple[int, int] = MANY) -> Page:
-            page = browser.new_page(viewport={"width": size[0], "height": size[1]})
-            page.set_default_timeout(90_000)
-            page.on("console", lambda message: seen.append(f"{message.type}: {message.text}"))
-            page.on("pageerror", lambda error: seen.append(f"error: {error}"))
-            page.on("request", lambda request: seen.append(f"request: {request.url[:200]}"))
-            reports.add((path.parent.parent if path.parent.name == "cases" else path.parent).as_uri())
-            page.goto(path.as_uri())
-            if path.parent.name == "cases":
-                ready(page)
-            return page
-
-        yield open_
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """Opens a page of a report. At the end no error and no request to a network has been seen."""
+    seen: list[str] = []
+    reports, pages = set(), []
+
+    def open_(path: Path, size: tuple[int, int] = MANY) -> Page:
+        page = browser.new_page(viewport={"width": size[0], "height": size[1]})
+        pages.append(page)
+        page.set_default_timeout(90_000)
+        page.on("console", lambda message: seen.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: seen.append(f"error: {error}"))
+        page.on("request", lambda request: seen.append(f"request: {request.url[:200]}"))
+        reports.add((path.parent.parent if path.parent.name == "cases" else path.parent).as_uri())
+        page.goto(path.as_uri())
+        if path.parent.name == "cases":
+            ready(page)
+        return page
+
+    yield open_
+    for page in pages:
+        page.close()
     known = *(f"request: {report}/" for report in reports), "request: data:", "request: blob:"
     outside = [each for each in seen if not each.startswith(known)]
     assert not outside
@@ -259,19 +267,19 @@ def test_ratings_are_kept_and_exported(open_page: Open, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (390, 844)])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_cut(size: tuple[int, int], scheme: str, open_page: Open, folder: Path) -> None:
+def test_nothing_is_cut(size: tuple[int, int], open_page: Open, folder: Path) -> None:
     """Pages are as wide as the window; only tables scroll in their own frame. Pages are dark where the system is."""
     for path in (folder / "report" / "index.html", page_of(folder, "ct/one"), page_of(folder, "photo")):
         page = open_page(path, size)
-        page.emulate_media(color_scheme=scheme)
-        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-        inside = "each => !each.closest('.wide') && each.getBoundingClientRect().right > innerWidth + 1"
-        assert not page.evaluate(
-            f"[...document.querySelectorAll('body *')].filter({inside}).map(each => each.outerHTML)"
-        )
-        dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g)[0] < 128")
-        assert dark == (scheme == "dark")
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+            inside = "each => !each.closest('.wide') && each.getBoundingClientRect().right > innerWidth + 1"
+            assert not page.evaluate(
+                f"[...document.querySelectorAll('body *')].filter({inside}).map(each => each.outerHTML)"
+            )
+            dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g)[0] < 128")
+            assert dark == (scheme == "dark")
 
 
 def test_print_is_a_page_with_the_picture(open_page: Open, folder: Path) -> None:

@@ -7,39 +7,57 @@ parameters, the estimator of the same name and a target. Both maps are compared 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers import commands
 from helpers.numpy_boxes import CLASSES, BlackBox
+from helpers.paths import TESTS
 from smqtk_classifier.interfaces.classify_image import ClassifyImage
 from smqtk_descriptors.interfaces.image_descriptor_generator import ImageDescriptorGenerator
 from smqtk_detection.interfaces.detect_image_objects import DetectImageObjects
 from smqtk_image_io.bbox import AxisAlignedBoundingBox
-from xaitk_saliency import PerturbImage
+from torch import nn
+from xaitk_saliency import GenerateClassifierConfidenceSaliency, GenerateImageClassifierBlackboxSaliency, PerturbImage
 from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import OcclusionScoring
 from xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring import RISEScoring
 from xaitk_saliency.impls.gen_classifier_conf_sal.squared_difference_scoring import SquaredDifferenceScoring
 from xaitk_saliency.impls.gen_descriptor_sim_sal.similarity_scoring import SimilarityScoring
 from xaitk_saliency.impls.gen_detector_prop_sal.drise_scoring import DRISEScoring
+from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import rise as rise_stack
+from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import slidingwindow as window_stack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.mc_rise import MCRISEStack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.occlusion_based import PerturbationOcclusion
+from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
+from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.slidingwindow import SlidingWindowStack
+from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import sbsm
 from xaitk_saliency.impls.gen_image_similarity_blackbox_sal.occlusion_based import (
     PerturbationOcclusion as SimilarityOcclusion,
 )
+from xaitk_saliency.impls.gen_object_detector_blackbox_sal import drise
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal.occlusion_based import (
     PerturbationOcclusion as DetectorOcclusion,
 )
+from xaitk_saliency.impls.perturb_image import random_grid, rise, sliding_radial, sliding_window
+from xaitk_saliency.impls.perturb_image.mc_rise import MCRISEGrid
 from xaitk_saliency.impls.perturb_image.random_grid import RandomGrid
 from xaitk_saliency.impls.perturb_image.rise import RISEGrid
 from xaitk_saliency.impls.perturb_image.sliding_radial import SlidingRadial
 from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
 
 import monai_saliency as ms
+from monai_saliency import xaitk
+from monai_saliency.bundle.chosen_method import ChosenMethod, describe, find_method, own_settings
+from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.masks.base import Masks
+from monai_saliency.sharding import Part
+from monai_saliency.xaitk import BlackBoxInferer, ConfidenceScoring, PerturbImageMasks, as_method
 
 NEAR = 1e-6
 P1, SEED = 0.4, 3
@@ -254,3 +272,298 @@ def test_a_method_is_its_masks_and_its_estimator(
         expected = explained(ms.PerturbationInferer(masks, target, estimator, **shared), image, box.describe)
         np.testing.assert_array_equal(found, expected)
         assert np.abs(expected).max() > 1e-3
+
+
+# Our parts for xaitk-saliency and its own: the same masks, the same black box, the same maps. -------------------------
+
+
+RNG = np.random.default_rng(3)
+ARRAYS: dict[str, np.ndarray] = {
+    "square": RNG.random((20, 20)),
+    "wide colour": 255 * RNG.random((17, 26, 3)),
+    "tall float32": RNG.normal(size=(26, 14, 2)).astype(np.float32),
+    "bytes": RNG.integers(0, 256, (18, 23, 3), dtype=np.uint8),
+    "16 bits": RNG.integers(0, 60000, (18, 16), dtype=np.uint16),
+}
+RADIAL = (4, 6.5), (5, 4)
+#: theirs and ours
+PLUGINS: dict[str, tuple[Any, Any]] = {
+    "rise": (rise.RISEGrid(30, 5, 0.4, 7, threads=0), xaitk.RISEGrid(30, 5, 0.4, 7)),
+    "cells": (random_grid.RandomGrid(30, (4, 5), 0.4, 7, threads=0), xaitk.RandomGrid(30, (4, 5), 0.4, 7, 9)),
+    "windows": (sliding_window.SlidingWindow((6, 5), (3, 4)), xaitk.SlidingWindow((6, 5), (3, 4))),
+    "radial": (sliding_radial.SlidingRadial(*RADIAL), xaitk.SlidingRadial(*RADIAL)),
+    "blurred": (sliding_radial.SlidingRadial(*RADIAL, (2, 1.5)), xaitk.SlidingRadial(*RADIAL, (2, 1.5))),
+}
+
+
+class Numbers:
+    """Four numbers in (0, 1) of an image, each from a region of its own."""
+
+    def of(self, image: np.ndarray) -> np.ndarray:
+        flat = np.asarray(image, dtype=np.float64).reshape(*image.shape[:2], -1).mean(axis=2)
+        rows, columns = (np.linspace(0, n, 3).astype(int) for n in flat.shape)
+        found = [
+            flat[rows[i] : rows[i + 1], columns[j] : columns[j + 1]].mean() / (1 + np.abs(flat).mean())
+            for i in range(2)
+            for j in range(2)
+        ]
+        return 1 / (1 + np.exp(-np.asarray(found) * [1.0, -2.0, 3.0, 0.5]))
+
+    def each(self, images: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        return map(self.of, images)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+class Classifies(Numbers, ClassifyImage):
+    """Classes ``"a"`` to ``"d"``."""
+
+    def get_labels(self) -> list[str]:
+        return list("abcd")
+
+    def classify_images(self, img_iter: Any) -> Iterator[dict[Any, float]]:
+        for numbers in self.each(img_iter):
+            yield dict(zip("dcba", numbers[::-1].tolist(), strict=True))
+
+
+class Describes(Numbers, ImageDescriptorGenerator):
+    """Four features."""
+
+    def generate_arrays_from_images(self, img_mat_iter: Any) -> Iterator[np.ndarray]:
+        yield from self.each(img_mat_iter)
+
+
+class Detects(Numbers, DetectImageObjects):
+    """No box, one or two, of two classes, that move with the image; ``single`` gives one class a score each time."""
+
+    def __init__(self, single: bool = False, never: bool = False) -> None:
+        self.single, self.never = single, never
+
+    def detect_objects(self, img_iter: Any) -> Iterator[list[Any]]:
+        for a, b, c, d in self.each(img_iter):
+            first = AxisAlignedBoundingBox((2 + 3 * a, 3 - b), (9 + 4 * c, 11 + 5 * d))
+            second = AxisAlignedBoundingBox((1 + b, 6 - d), (12 - a, 14))
+            found = [(first, {"x": a, "y": b}), (second, {"x": c, "y": d})]
+            if self.single:
+                found = [(first, {"x": 0.0, "y": b}), (second, {"x": c, "y": 0.0})]
+            yield [] if self.never else found[: int(10 * (a + c)) % 3]
+
+
+def same(theirs: np.ndarray, ours: np.ndarray) -> None:
+    assert ours.shape == theirs.shape
+    assert ours.dtype.kind == "f"
+    assert np.abs(theirs).max() > 0.5  # there is something to compare
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", PLUGINS)
+def test_masks(kind: str) -> None:
+    theirs, ours = PLUGINS[kind]
+    for image in ARRAYS.values():
+        expected, found = theirs(image), ours(image)
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("threads", [0, 3])
+def test_stacks(name: str, threads: int) -> None:
+    """A seed gives xaitk-saliency's maps of one thread, for any number of threads."""
+    image = ARRAYS[name]
+    for debiased in (True, False):
+        theirs: Any = rise_stack.RISEStack(40, 6, 0.3, 11, threads=0, debiased=debiased)
+        ours: Any = xaitk.RISEStack(40, 6, 0.3, 11, threads=threads, debiased=debiased)
+        theirs.fill = ours.fill = 9
+        same(theirs(image, Classifies()), ours(image, Classifies()))
+    windows = (7, 5), (3, 2)
+    of_windows = xaitk.SlidingWindowStack(*windows, threads)
+    same(window_stack.SlidingWindowStack(*windows)(image, Classifies()), of_windows(image, Classifies()))
+    queries = [ARRAYS["square"], ARRAYS["bytes"], ARRAYS["tall float32"]]
+    for metric in ("euclidean", "seuclidean"):
+        expected = sbsm.SBSMStack(*windows, metric, fill=3)(image, queries, Describes())
+        same(expected, xaitk.SBSMStack(*windows, metric, fill=3, threads=threads)(image, queries, Describes()))
+    boxes, scores = np.array([[2.5, 2, 10, 12], [0, 0, 3, 3]]), np.array([[0.9, 0.1], [0.2, 0.7]])
+    for single in (False, True):
+        given = image, boxes, scores, Detects(single)
+        expected = drise.DRISEStack(40, 6, 0.3, 11, 5, threads=0)(*given)
+        same(expected, xaitk.DRISEStack(40, 6, 0.3, 11, 5, threads=threads)(*given))
+        expected = drise.RandomGridStack(40, (3, 5), 0.3, 11, 5, threads=0)(*given)
+        same(expected, xaitk.RandomGridStack(40, (3, 5), 0.3, 11, 5, threads=threads)(*given))
+    assert len(xaitk.DRISEStack(4, 3, 0.5)(image, boxes, scores, Detects(never=True))) == 0
+
+
+@pytest.mark.timing
+def test_rise_is_faster_and_smaller(tmp_path: Path) -> None:
+    """2000 masks on 224^2 with a light network. Seconds are of the processor, on both sides of a ratio."""
+    path = tmp_path / "rows.json"
+    commands.run([TESTS / "benchmarks" / "xaitk.py", "--only", "RISE", "--rounds", 1, "--json", path], check=True)
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["difference"] < 1e-4
+    assert row["times faster"] >= 3
+    assert row["times less memory"] >= 5
+
+
+# xaitk-saliency's objects used here: perturbers, scorings and whole methods. ------------------------------------------
+
+
+TARGET = ms.ClassScore("all", "softmax")
+TWO_IMAGES = torch.rand(2, 3, 18, 22, generator=torch.Generator().manual_seed(1))
+
+
+class Net(nn.Module):
+    """Three classes of an image or volume."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 5), nn.Tanh(), nn.Linear(5, 3))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return 3 * self.layers(batch)
+
+
+NET = Net(3, 18, 22)
+
+
+def scaled_maps(maps: torch.Tensor) -> torch.Tensor:
+    return maps / maps.abs().amax(dim=(2, 3), keepdim=True)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert float(expected.abs().max()) > 0.5
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+# Perturbers. ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (RISEGrid(40, 4, 0.5, 3, threads=0), ms.RISEMasks(40, 4, 0.5, 3)),
+        (SlidingWindow((5, 6), (3, 4)), ms.SlidingWindowMasks((5, 6), (3, 4))),
+    ],
+)
+def test_masks_equal_those_of_a_perturber(theirs: PerturbImage, ours: ms.masks.base.Masks) -> None:
+    found, expected = (each.bind(TWO_IMAGES[0]) for each in (PerturbImageMasks(theirs), ours))
+    assert len(found) == len(expected)
+    for indices in (range(3, 9), [7, 0, 7]):
+        torch.testing.assert_close(found.render(indices), expected.render(indices), rtol=0, atol=1e-6)
+    weights = torch.rand(len(found), 2)
+    sums = [each.weighted_sum(range(len(each)), weights) for each in (found, expected)]
+    torch.testing.assert_close(*sums, rtol=0, atol=1e-4)
+
+
+def test_perturbers_that_do_not_fit_are_refused() -> None:
+    class Odd(PerturbImage):
+        def __init__(self, array: Any) -> None:
+            self.array = array
+
+        def perturb(self, ref_image: np.ndarray) -> np.ndarray:
+            return self.array
+
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+    cases = [
+        (np.ones((4, 5, 5)), r"Odd must make masks \(masks, 18, 22\), at least one .* got float64 \(4, 5, 5\)"),
+        (np.full((4, 18, 22), 1.5), r"in \[0, 1\], 1 where the image is kept, got \[1.5, 1.5\]"),
+    ]
+    for array, message in cases:
+        with pytest.raises(ValueError, match=message):
+            PerturbImageMasks(Odd(array)).bind(TWO_IMAGES[0])
+    with pytest.raises(ValueError, match=r"at least one and the same for all channels"):
+        PerturbImageMasks(MCRISEGrid(4, 4, 0.5, 3)).bind(TWO_IMAGES[0])
+    with pytest.raises(ValueError, match=r"explains 2D images, got one of shape \(1, 6, 7, 5\)"):
+        PerturbImageMasks(SlidingWindow((2, 2), (2, 2))).bind(torch.rand(1, 6, 7, 5))
+    with pytest.raises(ValueError, match="`perturber` must be a PerturbImage of xaitk-saliency"):
+        PerturbImageMasks(RISEScoring())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"keep a cell with `p1` 0.3"):
+        ms.PerturbationInferer(PerturbImageMasks(RISEGrid(5, 3, 0.3)), TARGET, ms.RISEScoring(0.5))
+
+
+# Scorings. ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (RISEScoring(0.4), ms.RISEScoring(0.4, "debiased")),
+        (RISEScoring(), ms.RISEScoring(form="plain")),
+        (OcclusionScoring(), ms.OcclusionScoring()),
+    ],
+)
+def test_any_scoring_is_an_estimator(theirs: GenerateClassifierConfidenceSaliency, ours: Any) -> None:
+    masks = ms.RISEMasks(40, 4, 0.4, 3)
+    found = ms.PerturbationInferer(masks, TARGET, ConfidenceScoring(theirs))(TWO_IMAGES, NET)
+    close(found, scaled_maps(ms.PerturbationInferer(masks, TARGET, ours)(TWO_IMAGES, NET)))
+
+
+def test_scorings_that_do_not_fit_are_refused() -> None:
+    class Odd(GenerateClassifierConfidenceSaliency):
+        def generate(self, *args: Any) -> np.ndarray:
+            return np.full((3, 18, 22), np.nan) if len(args[1]) == 7 else np.zeros((2, 18, 22))
+
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+    def explain(masks: Any, estimator: Any) -> Any:
+        return ms.PerturbationInferer(masks, TARGET, estimator)(TWO_IMAGES[:1], NET)
+
+    with pytest.raises(ValueError, match=r"Odd must make maps \(3, 18, 22\) \(scores, \*spatial\), got \(2, 18, 22\)"):
+        explain(ms.RISEMasks(5), ConfidenceScoring(Odd()))
+    with pytest.raises(ValueError, match="Odd made a map with NaN"):
+        explain(ms.RISEMasks(7), ConfidenceScoring(Odd()))
+    with pytest.raises(ValueError, match="reads one mask for all channels"):
+        explain(ms.ChannelMasks(ms.SlidingWindowMasks(6)), ConfidenceScoring(OcclusionScoring()))
+    with pytest.raises(ValueError, match=r"keep a cell with `p1` 0\.5"):
+        explain(ms.RISEMasks(5), ConfidenceScoring(RISEScoring(0.4)))
+
+
+# Whole methods. -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch", "fill"), [(1, None), (7, ms.ConstantFill([0.2, 0.9, 0.5])), (7, ms.BlurFill(2.0))])
+def test_a_whole_method(batch: int, fill: Any) -> None:
+    settings: dict[str, Any] = {"target": TARGET, "mask_batch_size": batch, "fill": fill}
+    found = BlackBoxInferer(RISEStack(40, 4, 0.4, 3), **settings)(TWO_IMAGES, NET)
+    close(found, scaled_maps(ms.rise(40, 4, 0.4, 3, form="debiased", **settings)(TWO_IMAGES, NET)))
+    found = BlackBoxInferer(SlidingWindowStack((5, 6), (3, 4)), **settings)(TWO_IMAGES, NET)
+    close(found, scaled_maps(ms.sliding_window((5, 6), (3, 4), **settings)(TWO_IMAGES, NET)))
+
+
+def test_whole_methods_that_do_not_fit_are_refused() -> None:
+    method = RISEStack(20, 4, 0.4, 3)
+    explain = BlackBoxInferer(method, TARGET)
+    with pytest.raises(CaseError, match=r"explains 2D images, got one of shape \(1, 6, 7, 5\)"):
+        explain(torch.rand(1, 1, 6, 7, 5), Net(1, 6, 7, 5))
+    with pytest.raises(ValueError, match="RISEStack makes its own maps: leave out `estimator` OcclusionScoring"):
+        BlackBoxInferer(method, TARGET, estimator=ms.OcclusionScoring())
+    with pytest.raises(ValueError, match="`method` must be a GenerateImageClassifierBlackboxSaliency"):
+        BlackBoxInferer(RISEScoring(), TARGET)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cannot be shared between workers: let these share cases"):
+        explain.score(TWO_IMAGES, NET, part=Part(0, 2))
+
+
+# By name. -------------------------------------------------------------------------------------------------------------
+
+STACK = "xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise.RISEStack"
+
+
+def test_a_class_is_a_method_by_its_dotted_path() -> None:
+    assert list(own_settings(find_method(STACK))) == ["n", "s", "p1", "seed", "threads", "debiased"]
+    assert describe(STACK).splitlines()[1] == "  --n (needed)"
+    explain = ChosenMethod(STACK, {"n": 20, "s": 4, "p1": 0.4, "seed": 3})(target=TARGET)
+    assert torch.equal(explain(TWO_IMAGES, NET), BlackBoxInferer(RISEStack(20, 4, 0.4, 3), TARGET)(TWO_IMAGES, NET))
+    with pytest.raises(ValueError, match=r"needs --n, --s, --p1"):
+        ChosenMethod(STACK)
+    with pytest.raises(ValueError, match=r"RISEStack cannot be made of .*p1"):
+        ChosenMethod(STACK, {"n": 20, "s": 4, "p1": 7})(target=TARGET)
+
+
+def test_other_classes_are_no_methods() -> None:
+    assert as_method(RISEScoring) is None
+    assert as_method(GenerateImageClassifierBlackboxSaliency) is None
+    with pytest.raises(ValueError, match=r"must be a function as in monai_saliency\.methods"):
+        find_method("xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring.RISEScoring")

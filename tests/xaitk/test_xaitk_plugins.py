@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from smqtk_core.configuration import configuration_test_helper
+from torch import nn
 from xaitk_saliency import (
     GenerateImageClassifierBlackboxSaliency,
     GenerateImageSimilarityBlackboxSaliency,
@@ -16,6 +19,7 @@ from xaitk_saliency import (
 )
 
 from monai_saliency import xaitk
+from monai_saliency.xaitk import Classifier, Descriptor, Detector, RISEStack
 
 INTERFACES: dict[type[Any], set[type[Any]]] = {
     PerturbImage: {
@@ -74,3 +78,89 @@ def test_an_object_without_a_seed_makes_the_same_masks_each_time() -> None:
     one, other, image = xaitk.RISEGrid(100, 8, 0.5), xaitk.RISEGrid(100, 8, 0.5), np.zeros((41, 26))
     assert np.array_equal(one(image), one(image))
     assert not np.array_equal(one(image), other(image))
+
+
+# Networks as black boxes of xaitk-saliency: the answers of the network, in batches. -----------------------------------
+
+
+PHOTOGRAPHS = [
+    np.random.default_rng(1).integers(0, 256, (18, 24, 3), dtype=np.uint8),
+    np.random.default_rng(2).random((18, 24, 3)).astype(np.float32) * 255,
+]
+PHOTOGRAPHS[0].setflags(write=False)  # as Pillow gives it
+
+
+class Counted(nn.Module):
+    """A small convolutional network that notes the sizes of its batches."""
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 4, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(36, 3)
+        )
+        self.batches: list[int] = []
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.batches.append(len(batch))
+        return self.layers(batch)
+
+
+def scale(batch: torch.Tensor) -> torch.Tensor:
+    return batch / 255
+
+
+def test_a_network_answers_image_by_image() -> None:
+    network = Counted()
+    box = Classifier(network, ["a", "b", "c"], "softmax", transform=scale, batch_size=4)
+    images = [*PHOTOGRAPHS * 3, np.zeros((30, 30, 3))]
+    answers = list(box.classify_images(iter(images)))
+    vectors = list(Descriptor(network, scale).generate_arrays_from_images(images))
+    assert network.batches == [4, 2, 1, 6, 1]
+    for image, answer, vector in zip(images, answers, vectors, strict=True):
+        expected = network(scale(torch.from_numpy(np.moveaxis(image, -1, 0).astype(np.float32))[None]))[0]
+        assert answer == pytest.approx(dict(zip("abc", expected.softmax(0).tolist(), strict=True)), abs=1e-6)
+        np.testing.assert_allclose(vector, expected.detach(), rtol=0, atol=1e-6)
+    assert box.get_labels() == ["a", "b", "c"]
+    (row,) = Classifier(Counted(1), 3, "none").classify_images([PHOTOGRAPHS[0][..., 0]])
+    assert list(row) == [0, 1, 2]
+
+
+def test_boxes_have_the_column_first() -> None:
+    """MONAI's corners have the row first, torchvision's the column."""
+    for rows_first, corners in ((True, [1, 3, 9, 5]), (False, [3, 1, 5, 9])):
+
+        def network(batch: torch.Tensor, corners: list[int] = corners) -> list[dict[str, torch.Tensor]]:
+            one = torch.tensor([corners], dtype=torch.float32)
+            return [{"boxes": one, "labels": torch.tensor([1]), "scores": torch.tensor([0.75])} for _ in batch]
+
+        box = Detector(network, ["cyst", "nodule"], rows_first=rows_first)
+        ((found, scores),) = next(iter(box.detect_objects([np.zeros((12, 14))])))
+        assert [*found.min_vertex, *found.max_vertex] == [3, 1, 5, 9]
+        assert scores == {"cyst": 0.0, "nodule": 0.75}
+    with pytest.raises(ValueError, match="gives 2 classes, and there are 1 `labels`"):
+        list(Detector(network, 1).detect_objects([PHOTOGRAPHS[0]]))
+
+
+def test_a_training_network_is_left_in_training() -> None:
+    network = nn.Sequential(nn.BatchNorm2d(3), Counted()).train()
+    before = network[0].running_mean.clone()
+    RISEStack(10, 4, 0.5, 0)(PHOTOGRAPHS[0], Classifier(network, 3, "softmax", transform=scale))
+    assert network.training
+    assert torch.equal(network[0].running_mean, before)
+
+
+def test_wrong_settings_of_a_network() -> None:
+    network = Counted()
+    few: Iterator[Any] = Classifier(network, 2, "none").classify_images([PHOTOGRAPHS[0]])
+    cases: list[tuple[type[Exception], str, Any]] = [
+        (ValueError, "names of classes, or their number, got 'abc'", lambda: Classifier(network, "abc", "none")),
+        (ValueError, "`labels` must be different names", lambda: Classifier(network, ["a", "a"], "none")),
+        (ValueError, "activation", lambda: Classifier(network, 3, "relu")),
+        (ValueError, "batch_size", lambda: Classifier(network, 3, "none", batch_size=0)),
+        (ValueError, r"must give \(B, 2\), one column per label, got shape \(1, 3\)", lambda: next(few)),
+        (NotImplementedError, "has no configuration", lambda: Classifier(network, 3, "none").get_config()),
+    ]
+    for kind, message, make in cases:
+        with pytest.raises(kind, match=message):
+            make()
