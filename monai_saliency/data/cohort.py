@@ -14,7 +14,7 @@ from typing import Any
 
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
-from monai_saliency.storage.files import case_id, check_readers, format_of, name_hash, scan_stem
+from monai_saliency.storage.files import NIFTI, case_id, check_readers, format_of, name_hash, scan_stem
 from monai_saliency.utils.arguments import a_path
 
 __all__ = ["CaseIds", "find_cases", "loading_error"]
@@ -47,6 +47,7 @@ def find_cases(
             - a Medical Segmentation Decathlon folder (``dataset.json`` with ``imagesTs``, ``labelsTs``, ...);
             - a list, with paths relative to its folder: ``*.json`` as MONAI's ``load_decathlon_datalist`` reads it, or
               ``*.csv`` with a column ``image`` and, as needed, ``label`` and ``split``;
+            - a BIDS dataset (``dataset_description.json``): the NIfTI scans ``sub-*/[ses-*/]anat/*_<suffix>.nii.gz``;
             - any other folder with scans in it or below it: NIfTI, NRRD and MetaImage (``.nii``, ``.nii.gz``,
               ``.nrrd``, ``.nhdr``, ``.mha``, ``.mhd``), and for 2D also photographs (``.png``, ``.jpg``, ``.jpeg``,
               ``.tif``, ``.tiff``), and for 3D also DICOM series (a case each), whatever the names of their
@@ -55,7 +56,8 @@ def find_cases(
               are left out.
         section: the section of the list, or the ``split``, by its name there. Default: the first of ``"test"``,
             ``"training"``, ``"validation"``, ``"train"`` and ``"val"`` that lists a scan, and all rows of a table
-            without these sections.
+            without these sections. Of a BIDS dataset the suffix of the scans, such as ``"T1w"`` or, of any data type,
+            ``"bold"``; needed where its ``anat`` folders hold several.
         exclude: a folder whose files are not scans of the cohort, such as an output folder below ``dataset_dir``.
         spatial_dims: how many spatial axes the scans have, 2 or 3.
         channels: how many channels the scans have, if no list of modalities gives their number.
@@ -73,7 +75,8 @@ def find_cases(
     Raises:
         FileNotFoundError: when the folder or all of its scans are missing.
         ValueError: when a folder cannot be read, when the folder or list holds no scan, when a folder has no
-            ``dataset.json`` and lies in ``exclude``, or when the list cannot be read.
+            ``dataset.json`` and lies in ``exclude``, when the list cannot be read, or when a BIDS dataset has scans of
+            several suffixes and ``section`` does not choose one.
         OptionalImportError: when the package that reads a scan is not installed. It gives the pip command.
 
     Example::
@@ -97,7 +100,7 @@ def find_cases(
     if listing.is_file():
         found = [series for each in _read_list(listing, section, channels) for series in _series_of(each)]
     else:
-        found = _scans_below(root, exclude, spatial_dims, channels)
+        found = _scans_below(root, section, exclude, spatial_dims, channels)
     where = f"section {section!r} of {listing}" if section and listing.is_file() else place
     if not found:
         raise ValueError(
@@ -123,7 +126,9 @@ def find_cases(
     return sorted(cases, key=lambda case: str(case["case"]))
 
 
-def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int, channels: int) -> list[_Found]:
+def _scans_below(
+    root: Path, section: str | None, exclude: str | Path | None, spatial_dims: int, channels: int
+) -> list[_Found]:
     """The scans below a folder."""
     skipped = Path(exclude).resolve() if exclude is not None else None
     if skipped in (root.resolve(), *root.resolve().parents):
@@ -131,12 +136,29 @@ def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int, chan
             f"the output folder {exclude} is or holds `dataset_dir` {root}, so scans and maps would mix: choose "
             "an `output_dir` next to or below `dataset_dir`"
         )
-    files = [path for path in _files_below(root) if skipped not in Path(os.path.realpath(path)).parents]
+    places = _bids_scans(root, section) if (root / "dataset_description.json").is_file() else _files_below(root)
+    files = [path for path in places if skipped not in Path(os.path.realpath(path)).parents]
     scans = [_Found((path,), None, channels) for path in files if _is_scan(path, spatial_dims)]
     # Radiographs in DICOM are not volumes.
     others = [path for path in files if format_of(path) is None] if spatial_dims == 3 else []
     series = group_series(others) if others else {}
     return scans + [_Found(slices, None, channels, series_id(uid)) for uid, slices in series.items()]
+
+
+def _bids_scans(root: Path, suffix: str | None) -> list[Path]:
+    """The NIfTI scans of one suffix in a BIDS dataset, such as ``T1w``; without one, the suffix of all in ``anat``."""
+    files = [path for pattern in ("sub-*/*/sub-*", "sub-*/ses-*/*/sub-*") for path in root.glob(pattern)]
+    by_suffix: dict[str, list[Path]] = {}
+    for path in files:
+        if format_of(path) is NIFTI and (suffix or path.parent.name == "anat"):
+            by_suffix.setdefault(scan_stem(path).rpartition("_")[2], []).append(path)
+    if (suffix or len(by_suffix) > 1) and suffix not in by_suffix:
+        got = "" if suffix is None else f", got {suffix!r}"
+        raise ValueError(
+            f"the BIDS dataset {root} has scans of the suffixes {', '.join(sorted(by_suffix))}: choose what the "
+            f"network is for with --section, such as --section {min(by_suffix, default='T1w')}{got}"
+        )
+    return next(iter(by_suffix.values()), []) if suffix is None else by_suffix[suffix]
 
 
 def _series_of(listed: _Found) -> list[_Found]:

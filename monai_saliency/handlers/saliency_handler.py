@@ -322,8 +322,7 @@ class SaliencyHandler:
             seconds = took()  # and the copies are there
             for key in {self.saliency_key, self.standard_error_key, "disagreement"} & item.keys():
                 item[key] = MetaTensor(item[key]).copy_meta_from(item[self.image_key])
-            item["explanation"] = explanation
-            item["title"] = _title(explanation)
+            item |= {"explanation": explanation, "title": _title(explanation), "settings": mark, "method": self._method}
             for step in _steps(self.postprocessing):
                 if isinstance(step, Invertd) and self.saliency_key in step.keys:
                     of: Any = step.orig_keys[step.keys.index(self.saliency_key)]

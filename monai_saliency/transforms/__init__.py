@@ -11,6 +11,7 @@ module          transforms
 ``save_dicom``  :class:`SaveDicomd`: write the maps of DICOM series as DICOM, with
                 :func:`save_parametric_map`, and for viewers without these
                 :func:`save_segmentation` and :func:`save_secondary_capture`
+``save_bids``   :class:`SaveBidsd`: write the maps of a BIDS dataset as a BIDS derivative
 ``regions``     :class:`SaveLabelRegionsd`: the table of the maps' means in the regions of label maps
 ``writers``     :func:`case_writers`: the list of all that is written for a case, and
                 :class:`SaveRegionsd`: the table of regions
@@ -23,6 +24,7 @@ from .nnunet import NNUNetPreprocessd
 from .regions import SaveLabelRegionsd
 from .saliency import Saliency, Saliencyd
 from .save import SaveSaliencyd
+from .save_bids import SaveBidsd
 from .save_dicom import SaveDicomd, save_parametric_map, save_secondary_capture, save_segmentation
 from .writers import SaveRegionsd, case_writers
 
@@ -32,6 +34,7 @@ __all__ = [
     "NNUNetPreprocessd",
     "Saliency",
     "Saliencyd",
+    "SaveBidsd",
     "SaveDicomd",
     "SaveLabelRegionsd",
     "SaveRegionsd",

@@ -17,6 +17,7 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.tables import REGION_COLUMNS, CaseTable
 from monai_saliency.transforms.regions import SaveLabelRegionsd
 from monai_saliency.transforms.save import GRID_KEY, SaveSaliencyd, error_key
+from monai_saliency.transforms.save_bids import SaveBidsd
 from monai_saliency.transforms.save_dicom import SaveDicomd
 from monai_saliency.utils.arguments import a_path
 
@@ -34,6 +35,7 @@ def case_writers(
     picture_scale: float | None = None,
     dicom: bool = False,
     dicom_seg: float | None = None,
+    bids: bool = False,
     report: bool = True,
     region_names: Mapping[Any, str] | None = None,
     class_names: Mapping[Any, str] | Sequence[str] | None = None,
@@ -54,6 +56,7 @@ def case_writers(
         dicom: whether to write the maps of DICOM series as DICOM too.
         dicom_seg: the share of a map's largest value, in (0, 1], above which voxels belong to a DICOM Segmentation.
             None writes none.
+        bids: whether to write the maps of scans of a BIDS dataset as a BIDS derivative too.
         report: whether to keep in ``views/`` what a report shows of the scans.
         region_names: the names of regions by label, for ``regions.csv`` and ``label_regions.csv``.
         class_names: the names of classes or output channels for the report, by number or in order. A bundle's are in
@@ -66,20 +69,25 @@ def case_writers(
     Example::
 
         >>> [type(step).__name__ for step in case_writers("maps").transforms]
-        ['SaveSaliencyd', 'SaveDicomd', 'SaveSaliencyd', 'SaveRegionsd', 'SaveLabelRegionsd']
+        ['SaveSaliencyd', 'SaveDicomd', 'SaveSaliencyd', 'SaveRegionsd', 'SaveLabelRegionsd', 'SaveBidsd']
     """
     drawn: dict[str, Any] = {"picture": picture, "scale": picture_scale, "picture_format": picture_format}
     folder = a_path("output_dir", output_dir)
     on_grid: dict[str, Any] = {"output_dir": folder, "grid_key": GRID_KEY}
+    others = [error_key(key), "disagreement"]
+    regions = SaveRegionsd(
+        folder / "regions.csv", names=region_names, image_key=image_key, cases=cases, allow_missing_keys=True
+    )
+    label_regions = SaveLabelRegionsd(key, folder / "label_regions.csv", region_names, cases)
+    tables = regions.table, label_regions.table
     return Compose(
         [
             SaveSaliencyd(key, **on_grid, **drawn, report=report, class_names=class_names),
             SaveDicomd(key, **on_grid, scale=picture_scale, dicom=dicom, dicom_seg=dicom_seg),
-            SaveSaliencyd([error_key(key), "disagreement"], **on_grid, picture=False, allow_missing_keys=True),
-            SaveRegionsd(
-                folder / "regions.csv", names=region_names, image_key=image_key, cases=cases, allow_missing_keys=True
-            ),
-            SaveLabelRegionsd(key, folder / "label_regions.csv", region_names, cases),
+            SaveSaliencyd(others, **on_grid, picture=False, allow_missing_keys=True),
+            regions,
+            label_regions,
+            SaveBidsd([key, *others], **on_grid, tables=tables, bids=bids, allow_missing_keys=True),
         ]
     )
 
