@@ -18,6 +18,7 @@ from monai.transforms.traits import RandomizableTrait
 from monai.utils import ImageMetaKey, MetaKeys, TraceKeys
 
 from monai_saliency.errors import CaseError
+from monai_saliency.utils.arguments import written
 
 __all__ = ["MOVING", "Case", "affine_in_mm", "case_name", "check_inversion", "convert_to_mm", "file_affine"]
 __all__ += ["image_affine", "image_file", "image_spacing", "mm_per_unit", "with_own_meta"]
@@ -56,6 +57,8 @@ class Case:
         >>> case.name, case.spacing
         ('patient_7', (0.8, 0.8, 2.5))
     """
+
+    __repr__ = written
 
     name: str
     image: torch.Tensor = field(default_factory=lambda: torch.empty(0))

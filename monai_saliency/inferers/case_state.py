@@ -252,7 +252,7 @@ class CaseState:
             self.stored.finish(self.state.scores)
         stopped = self.state.stopped()
         if stopped:
-            logger.info("case %s: %d masks, then %s", self.case.name, len(self.state.ids), stopped)
+            logger.info("case %s: %d masks: %s", self.case.name, len(self.state.ids), stopped)
         with stage("map"):
             explanation = Explanation(
                 name=self.case.name,

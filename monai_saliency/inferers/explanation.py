@@ -13,6 +13,7 @@ import torch
 from monai_saliency.estimators.base import Estimator, of_each_score, own_rows
 from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.targets.base import BoundTarget, Quantity, label_name
+from monai_saliency.utils.arguments import written
 from monai_saliency.utils.timing import stage
 
 __all__ = ["FILL_LEAVES", "Explanation", "of_members", "share_left", "warned"]
@@ -62,6 +63,8 @@ class Explanation:
         >>> explanation.saliency.tolist(), explanation.scores.tolist(), explanation.reference_scores.tolist()
         ([[[1.0, 1.0]]], [[1.0], [1.0]], [2.0])
     """
+
+    __repr__ = written
 
     name: str
     saliency: torch.Tensor
@@ -115,8 +118,8 @@ class Explanation:
         if not (found := [f"{share:.0%} of {label_name(label)}" for label, share in each if share > FILL_LEAVES]):
             return ""
         return (
-            f"with everything hidden {', '.join(found)} is left, so the map means little: try another fill (auto, "
-            "mean, blur or a number). No fill hides the absence of something"
+            f"with everything hidden {', '.join(found)} is left, so the map means little (no fill hides the absence of "
+            "something; for other scores try the fill mean, blur, inpaint or a number)"
         )
 
     @property

@@ -76,9 +76,9 @@ def choose_fill(
     left = left[:, left.amin(dim=0) <= FILL_LEAVES]
     means = left.mean(dim=1).nan_to_num().tolist()
     best = next(name for name, mean in zip(candidates, means, strict=True) if mean <= min(means) + _ALIKE)
-    each = ", ".join(f"{name} {mean:.0%}" for name, mean in zip(candidates, means, strict=True))
-    why = f"hiding everything leaves {each} of the scores" if left.shape[1] else "no candidate hides the scores"
-    line = f"fill auto: {best} is taken, since {why} of {count} cases"
+    each = ", ".join(f"{mean:.0%} with {name}" for name, mean in zip(candidates, means, strict=True))
+    why = f"hiding everything leaves {each} of the scores" if left.shape[1] else "no candidate hides any of the scores"
+    line = f"fill auto: {best} is taken, since {why} ({count} case{'s' * (count != 1)})"
     logger.info(line)
     if inferer.progress:
         with following(inferer.progress) as progress:

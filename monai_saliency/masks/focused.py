@@ -160,11 +160,11 @@ class BoundFocusedMasks(BoundMasks):
 
     def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
         count = len({place for _, place, _ in ids if place})
-        words = "nothing stood out, so more masks over the whole image"
+        words = "nothing stood out, so the last masks cover the whole image"
         if count:
-            words = f"masks inside {count} place{'s' * (count > 1)} with evidence"
+            words = f"the last masks look inside {count} place{'s' * (count > 1)} with evidence"
         if count > 1:
-            words += f"; one of {count} gives what another gives, so the others were hidden meanwhile"
+            words += "; one place can replace another, so the others were hidden meanwhile"
         if self.until is None:
             return words
         return f"{words}; {ended(_agreement(self, tuple(ids), tuple(scores[:, 0].double().tolist())), self.until)}"

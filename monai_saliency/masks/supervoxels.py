@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from monai_saliency.masks.base import Spacing
-from monai_saliency.utils.arguments import number, positive_numbers, require, whole_number
+from monai_saliency.utils.arguments import number, positive_numbers, require, whole_number, written
 
 __all__ = ["OrganSupervoxels", "Supervoxels", "whole_image"]
 
@@ -40,6 +40,8 @@ class Supervoxels:
         >>> labels.shape, labels.unique().tolist()
         (torch.Size([1, 12, 12, 12]), [1, 2, 3, 4, 5, 6, 7, 8])
     """
+
+    __repr__ = written
 
     def __init__(self, num_regions: int = 100, compactness: float = 0.1, sigma: float = 0.0) -> None:
         self.num_regions = whole_number("num_regions", num_regions, 1)

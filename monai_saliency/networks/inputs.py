@@ -14,6 +14,7 @@ import torch
 from monai.inferers import Inferer, PatchInferer, SlidingWindowInferer
 
 from monai_saliency.cases import with_own_meta
+from monai_saliency.utils.arguments import written
 from monai_saliency.utils.tensors import plain
 
 Infer = Callable[..., Any]
@@ -54,6 +55,8 @@ class TensorInput:
 
     A subclass overrides :meth:`split`, :meth:`join` and :meth:`run`.
     """
+
+    __repr__ = written
 
     def split(self, inputs: Any) -> SplitInputs:
         """Split the inputs of a batch of cases, as the user gives them."""
@@ -235,7 +238,7 @@ def _images(what: str, images: Any) -> torch.Tensor:
     if not isinstance(images, torch.Tensor) or images.ndim not in (4, 5) or not len(images):
         raise ValueError(
             f"{what} must be images of shape (B, C, H, W) or (B, C, H, W, D), got {_shape(images)}; set the inferer's "
-            "`inputs` to DictInput or ArgumentInputs for several inputs"
+            "`inputs` to DictInput or ArgumentInputs for several inputs, add a missing batch axis with images[None]"
         )
     *rows, last = images.shape[1:]
     if last <= 4 and last != 2 and min(rows) >= 16:

@@ -184,9 +184,8 @@ class AutoTarget(Target):
         if reading.unread:
             raise ValueError(
                 f"the network's output {shape(values)} may hold anything: the bundle's postprocessing "
-                f"{reading.unread}, which does not say what a score is. For the whole cohort say activation='none' "
-                "(--saliency_activation none) for the network's own numbers, or 'softmax' or 'sigmoid' where it gives "
-                "logits of classes"
+                f"{reading.unread}, so its scores are not known. Give activation='none' (--saliency_activation none) "
+                "for the network's own numbers, or 'softmax' or 'sigmoid' if it returns logits of classes"
             )
         if reading.activation:
             return reading.activation
@@ -194,10 +193,9 @@ class AutoTarget(Target):
         if in_unit_interval(values):
             raise ValueError(
                 f"the network's output {shape(values)}, in [{float(values.min()):.3g}, {float(values.max()):.3g}], may "
-                "hold probabilities or logits, and the bundle's postprocessing does not say which: for the whole "
-                "cohort say activation='none' (--saliency_activation none) where the network ends in a softmax or "
-                f"sigmoid, or activation={found!r} where it gives logits; in Python target=ms.AutoTarget(activation="
-                f"'none') or target=ms.AutoTarget(activation={found!r})"
+                "hold probabilities or logits: give activation='none' (--saliency_activation none) if the network ends "
+                f"in a softmax or sigmoid, or activation={found!r} if it returns logits; in Python "
+                f"target=ms.AutoTarget(activation='none') or target=ms.AutoTarget(activation={found!r})"
             )
         return found
 

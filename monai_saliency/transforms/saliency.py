@@ -14,7 +14,7 @@ from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple
 
 from monai_saliency.cases import Case, case_name, image_file
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
-from monai_saliency.utils.arguments import callable_network, torch_device
+from monai_saliency.utils.arguments import callable_network, torch_device, written
 from monai_saliency.utils.tensors import with_meta_of
 
 __all__ = ["Saliency", "Saliencyd"]
@@ -43,6 +43,8 @@ class Saliency(Transform, RandomizableTrait):
     """
 
     backend = [TransformBackends.TORCH]  # noqa: RUF012, MONAI's own convention
+
+    __repr__ = written
 
     def __init__(
         self,
@@ -125,6 +127,8 @@ class Saliencyd(MapTransform, RandomizableTrait):
     """
 
     backend = Saliency.backend
+
+    __repr__ = written
 
     def __init__(
         self,

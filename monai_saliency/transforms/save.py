@@ -25,7 +25,7 @@ from monai_saliency.errors import CaseError, OutputError
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.files import TURNED, atomic_path, case_file, load_image, load_scan, scan_name
 from monai_saliency.storage.label_maps import load_label, on_grid
-from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers
+from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers, written
 from monai_saliency.visualize.legend import Legend, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture
 from monai_saliency.visualize.report.kept_scan import KeptScan, kept_path
@@ -176,6 +176,8 @@ class SaveSaliencyd(MapTransform):
         ...     nib.load(item["saliency_path"]).shape
         (4, 5, 6)
     """
+
+    __repr__ = written
 
     def __init__(
         self,

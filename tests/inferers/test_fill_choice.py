@@ -55,7 +55,7 @@ def test_by_hand(caplog: pytest.LogCaptureFixture) -> None:
         # By 0 from 0.8 to 1, and by the mean to 0.
         assert chosen(Zeros(), torch.tensor([[[[5.0, 0.0, 0.0, 0.0, 0.0]]]])) == "MeanFill"
         assert chosen(Total(), IMAGE) == "ConstantFill"
-    assert "fill auto: 0 is taken, since hiding everything leaves 0 0%, mean 100%" in caplog.text
+    assert "fill auto: 0 is taken, since hiding everything leaves 0% with 0, 100% with mean" in caplog.text
 
 
 def test_what_nothing_hides_does_not_count() -> None:

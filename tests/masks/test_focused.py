@@ -118,7 +118,7 @@ def test_more_is_kept_in_the_second_round() -> None:
 def test_either_of_two_places_is_enough() -> None:
     found = explain(either)
     assert len(places_of(found)) == 2
-    assert "one of 2 gives what another gives" in found.stopped
+    assert "the last masks look inside 2 places with evidence; one place can replace another" in found.stopped
     assert all(any(inside(peak, box) for peak in peaks(found, 2)) for box in TWO)
     # Each place is perturbed with the other one hidden.
     for hidden, place, _ in (each for each in found.ids if each[1]):
@@ -150,7 +150,7 @@ def test_evidence_that_adds_up_is_one_place() -> None:
 @pytest.mark.parametrize("network", [lambda x: x.mean((2, 3)), lambda x: torch.full((len(x), 1), 70.1)])
 def test_where_nothing_stands_out_there_are_more_masks_of_the_first_round(network: Any) -> None:
     found = explain(network)
-    assert found.stopped.startswith("nothing stood out, so more masks over the whole image")
+    assert found.stopped.startswith("nothing stood out, so the last masks cover the whole image")
     if float(found.saliency.abs().max()) > 0:
         assert sorted(number for _, place, number in found.ids if not place and number >= 0) == list(range(340))
 

@@ -26,7 +26,7 @@ def case(folder: Path, name: str, seed: int, labels: list[int], **values: Any) -
     rng = np.random.default_rng(seed)
     maps, label = rng.normal(size=(2, *SHAPE)).astype(np.float32), rng.choice(labels, SHAPE)
     maps[1] = -np.abs(maps[1])
-    write_case(folder, name, head(SHAPE, 0, 1), maps, np.eye(4), **values)
+    write_case(folder, name, head(SHAPE, 0, 1), maps, np.eye(4), names={"1": "tumour"}, **values)
     item = {"saliency": torch.from_numpy(maps), "label_on_map": label, "case": name}
     save = SaveLabelRegionsd("saliency", folder / "label_regions.csv", NAMES)
     save(item | {"explanation": SimpleNamespace(explained=EXPLAINED)})
@@ -77,9 +77,15 @@ def test_equals_plain_loops(tmp_path: Path) -> None:
             spread = np.sqrt(np.square(values[:, place] - values[:, place].mean()).sum()) if len(holds) == 2 else np.nan
             for figure, expected in (("mean", values[:, place].mean()), ("sd", spread)):
                 assert float(row[f"{name}_{figure}"] or "nan") == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert {(row["class"], row["class_name"]) for row in found} == {("0", ""), ("1", "tumour")}
     shown = next(row for row in found if (row["class"], row["region"], row["cases"]) == ("0", "2", "2"))
     assert f"{float(shown['saliency_mean']):.3g} ± {float(shown['saliency_sd']):.2g}" in page.text
-    for words in ("Mean in each region: softmax probability (probability)", "log-odds (logit)", "=spleen"):
+    for words in (
+        "Mean in each region: softmax probability (probability)",
+        "log-odds (logit)",
+        "=spleen",
+        "tumour (class 1)",
+    ):
         assert words in page.text
 
 

@@ -13,7 +13,7 @@ from helpers.scans import LPS, OBLIQUE
 from monai_saliency.__main__ import main
 from monai_saliency.metrics import map_agreement
 from monai_saliency.visualize.report import write_comparison
-from monai_saliency.visualize.report.build import Runs
+from monai_saliency.visualize.report.compared import Runs
 
 SHAPE = (26, 30, 22)
 MAPS = np.stack([blobs(SHAPE, ((0.4, 0.6, 0.5), 0.5), ((0.6, 0.4, 0.5), -0.25)), blobs(SHAPE, ((0.5, 0.3, 0.6), 0.3))])

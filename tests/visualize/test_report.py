@@ -35,8 +35,7 @@ from monai_saliency.visualize.legend import CHANCE, Legend
 from monai_saliency.visualize.report import KeptScan, build, write_report
 from monai_saliency.visualize.report.cases import read_cohort
 from monai_saliency.visualize.report.kept_scan import case_id, kept_path
-from monai_saliency.visualize.report.pages import curve_charts
-from monai_saliency.visualize.report.plots import cohort_plots
+from monai_saliency.visualize.report.plots import cohort_plots, curve_charts
 
 SHAPE = (26, 30, 22)
 MAPS = np.stack([blobs(SHAPE, ((0.4, 0.6, 0.5), 0.5), ((0.6, 0.4, 0.5), -0.25)), blobs(SHAPE, ((0.5, 0.3, 0.6), 0.3))])
@@ -271,7 +270,7 @@ def test_each_method_has_its_source(name: str) -> None:
     needed = {"grad_cam": {"target_layer": "0"}, "patch_windows": {"inferer": SlidingWindowInferer((4, 4))}}
     regions = {"regions": ms.Supervoxels(6)} if name in ("region_occlusion", "shapley") else {}
     known = described(getattr(ms.methods, name)(**needed.get(name, regions)), torch.nn.Linear(4, 2))
-    template = (Path(build.__file__).parent / "templates" / "how.html").read_text()
+    template = (Path(build.__file__).parent / "templates" / "facts.html").read_text()
     assert known["estimator"] == "_MethodMap" or f'"{known["estimator"]}": (' in template
     assert known["masks"] == "_MethodMasks" or f'"{known["masks"]}": "' in template
 

@@ -268,18 +268,41 @@ def test_ratings_are_kept_and_exported(open_page: Open, folder: Path) -> None:
 
 @pytest.mark.parametrize("size", [(1280, 720), (390, 844)])
 def test_nothing_is_cut(size: tuple[int, int], open_page: Open, folder: Path) -> None:
-    """Pages are as wide as the window; only tables scroll in their own frame. Pages are dark where the system is."""
+    """Pages are as wide as the window, the cohort's table too. Pages are dark where the system is."""
     for path in (folder / "report" / "index.html", page_of(folder, "ct/one"), page_of(folder, "photo")):
         page = open_page(path, size)
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-            inside = "each => !each.closest('.wide') && each.getBoundingClientRect().right > innerWidth + 1"
+            inside = "each => !each.closest('.matrix') && each.getBoundingClientRect().right > innerWidth + 1"
             assert not page.evaluate(
                 f"[...document.querySelectorAll('body *')].filter({inside}).map(each => each.outerHTML)"
             )
             dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g)[0] < 128")
             assert dark == (scheme == "dark")
+
+
+def test_all_columns_on_demand(open_page: Open, folder: Path) -> None:
+    """The table shows the columns that fit; the others come with a click, and stay."""
+    page = open_page(folder / "report" / "index.html", FEW)
+    lowest = page.locator("th[data-column=lowest_saliency]")
+    expect(lowest).to_be_hidden()
+    page.locator("#columns").check()
+    expect(lowest).to_be_visible()
+    page.get_by_role("link", name="photo", exact=True).click()
+    ready(page)
+    page.go_back()
+    expect(lowest).to_be_visible()
+
+
+def test_a_cohort_prints_on_wide_pages(open_page: Open, folder: Path) -> None:
+    page = open_page(folder / "report" / "index.html", FEW)
+    boxes = re.findall(rb"/MediaBox\s*\[\s*0 0 ([\d.]+) ([\d.]+)", page.pdf(format="A4", prefer_css_page_size=True))
+    assert boxes
+    assert all(float(width) > float(height) for width, height in boxes)
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 1030, "height": 700})  # of such a page, in CSS pixels
+    assert page.evaluate("document.querySelector('#cases').scrollWidth") <= 1030
 
 
 def test_print_is_a_page_with_the_picture(open_page: Open, folder: Path) -> None:

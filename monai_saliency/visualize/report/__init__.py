@@ -1,21 +1,23 @@
 """A report of a cohort that opens from disk: a page for all cases, and one with the scan and its maps for each.
 
-==============  ===================================================================
-module          what it holds
-==============  ===================================================================
-``build``       writing all of it, of one run or of several: how far they agree
-``cases``       what an output folder holds of each case, read from nowhere else
-``kept_scan``   what a run keeps of a scan for the report
-``shown``       what a case's page shows: volumes, and small pictures
-``pages``       the pages, and the curves in them
-``plots``       the plots of a cohort
-``templates/``  their Jinja2 templates
-``assets/``     their scripts and style
-``vendored/``   NiiVue, the viewer of volumes, with its licence
-==============  ===================================================================
+==================  ===================================================================
+module              what it holds
+==================  ===================================================================
+``build``           writing the report of a run: the pages and the pictures
+``cases``           what an output folder holds of each case, read from nowhere else
+``kept_scan``       what a run keeps of a scan for the report
+``shown``           what a case's page shows: volumes, and small pictures
+``plots``           the plots of a cohort, and the curves of a case
+``cohort_regions``  the means of a cohort's maps in the regions of label maps
+``compared``        the report of several runs: how far they agree
+``templates/``      the Jinja2 templates of the pages
+``assets/``         their scripts and style
+``vendored/``       NiiVue, the viewer of volumes, with its licence
+==================  ===================================================================
 """
 
-from monai_saliency.visualize.report.build import try_report, write_comparison, write_report
+from monai_saliency.visualize.report.build import try_report, write_report
+from monai_saliency.visualize.report.compared import write_comparison
 from monai_saliency.visualize.report.kept_scan import KeptScan
 
 __all__ = ["KeptScan", "try_report", "write_comparison", "write_report"]

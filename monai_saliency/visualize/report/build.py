@@ -1,28 +1,29 @@
-"""Making the report of a finished output folder, or of several, map by map."""
+"""Making the report of a finished output folder: its pages and pictures."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from monai_saliency.metrics.agreement import MapAgreement, map_agreement
+from monai_saliency.inferers.explanation import FILL_LEAVES
 from monai_saliency.storage.files import atomic_path, locked
-from monai_saliency.visualize.report.cases import CaseFiles, Cohort, MapFile, Row, class_words, read_cohort
-from monai_saliency.visualize.report.cohort_regions import save_cohort_regions
-from monai_saliency.visualize.report.kept_scan import case_id
-from monai_saliency.visualize.report.pages import case_page, cohort_page, rendered, scale_words
+from monai_saliency.visualize.legend import is_noise, verdict_of
+from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, beyond, class_words, number, read_cohort
+from monai_saliency.visualize.report.cohort_regions import region_panels, save_cohort_regions
+from monai_saliency.visualize.report.plots import cohort_plots, curve_charts
 from monai_saliency.visualize.report.shown import Shown
 
-__all__ = ["Compared", "Runs", "try_report", "write_comparison", "write_report"]
+__all__ = ["begin_report", "rendered", "try_report", "write_page", "write_report", "write_thumbnails"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,56 +54,17 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
     cohort = read_cohort(folder)
     report = folder / "report"
     with locked(report / ".lock"):
-        _begin(report)
+        begin_report(report)
         explained = [case for case in cohort.cases if case.rows]
         around = zip([None, *explained[:-1]], [*explained[1:], None], strict=True)
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
             made = pool.map(partial(_write_case, report, cohort), explained, around)
         thumbnails = dict(zip([case.case for case in explained], made, strict=True))
         title = title or f"Saliency maps: {folder.resolve().name}"
-        save_cohort_regions(folder, cohort)
-        return _write(report / "index.html", cohort_page(cohort, title, thumbnails))
-
-
-def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, title: str | None = None) -> Path:
-    """Make one report of several runs over one cohort, such as of several methods, seeds, checkpoints or fills.
-
-    The report is a table of the maps of each case, class and channel, and how far they agree with the maps of the first
-    run (:class:`~monai_saliency.metrics.MapAgreement`), or why they cannot be compared.
-
-    Args:
-        folders: the output folders of two or more runs.
-        output_dir: gets a folder ``report`` with the page; not the output folder of a run.
-        title: of the first page; by default the runs' names.
-
-    Returns:
-        the path of ``index.html``.
-
-    Raises:
-        ValueError: when a folder holds no table of cases, when one is given twice, or when ``output_dir`` is a run's.
-    """
-    output_dir = Path(output_dir)
-    if any((output_dir / name).exists() for name in ("summary.csv", "failures.csv")):
-        raise ValueError(f"{output_dir} is the output folder of a run, whose own report is there: give another folder")
-    runs = Runs(folders)
-    report = output_dir / "report"
-    with locked(report / ".lock"):
-        _begin(report)
-        lines = []
-        for number, line in enumerate(runs.compared()):
-            lines.append((line, _write_thumbnails(report, f"{case_id(line.case)}-{number}", line.thumbnails)))
-        compared = sum(line.agreement is not None for line, _ in lines)
-        sizes = [f"{name}: {len(cohort.cases)} cases" for name, cohort in zip(runs.names, runs.cohorts, strict=True)]
-        page = rendered(
-            "compared.html",
-            title=title or f"Saliency maps compared: {', '.join(runs.names)}",
-            first=runs.names[0],
-            lines=lines,
-            figures=[*sizes, f"{compared} pairs of maps compared", f"{len(lines) - compared} not"],
-            classes=sorted({line.words for line, _ in lines if line.words}),
-            scales=scale_words(runs.scales),
-        )
-        return _write(report / "index.html", page)
+        (folder / "cohort_regions.csv").unlink(missing_ok=True)
+        has_regions = any(case.label_regions for case in explained)
+        panels = region_panels(save_cohort_regions(folder, cohort)) if has_regions else []
+        return write_page(report / "index.html", _cohort_page(cohort, title, thumbnails, panels))
 
 
 def try_report(folder: str | Path) -> None:
@@ -110,15 +72,11 @@ def try_report(folder: str | Path) -> None:
     try:
         print(write_report(folder), flush=True)
     except Exception as error:
-        logger.error(
-            "the report of %s could not be made: %s. The maps are there; `python -m monai_saliency report FOLDER` "
-            "tries again",
-            folder,
-            error,
-        )
+        again = "the maps are there, and `monai-saliency report FOLDER` tries again"
+        logger.error("the report of %s could not be made: %s: %s", folder, error, again)
 
 
-def _begin(report: Path) -> None:
+def begin_report(report: Path) -> None:
     """Remove the pages and pictures of an earlier report, and copy what pages need."""
     for folder in ("cases", "thumbnails", "assets"):
         shutil.rmtree(report / folder, ignore_errors=True)
@@ -137,12 +95,12 @@ def _write_case(
     except Exception as error:  # such as of a damaged file
         problem = f"its map cannot be read: {error}"
         logger.warning("case %s: its page shows no map: %s", case.case, problem)
-    thumbnails = _write_thumbnails(report, case.id, [] if shown is None else shown.thumbnails())
-    _write(report / "cases" / f"{case.id}.html", case_page(case, shown, problem, around, cohort.settings))
+    thumbnails = write_thumbnails(report, case.id, [] if shown is None else shown.thumbnails())
+    write_page(report / "cases" / f"{case.id}.html", _case_page(case, shown, problem, around, cohort.settings))
     return thumbnails
 
 
-def _write_thumbnails(report: Path, name: str, pictures: Sequence[bytes]) -> list[str]:
+def write_thumbnails(report: Path, name: str, pictures: Sequence[bytes]) -> list[str]:
     """Write pictures, and return their addresses."""
     addresses = [f"thumbnails/{name}-{place}.png" for place in range(len(pictures))]
     for address, picture in zip(addresses, pictures, strict=True):
@@ -151,99 +109,117 @@ def _write_thumbnails(report: Path, name: str, pictures: Sequence[bytes]) -> lis
     return addresses
 
 
-def _write(path: Path, text: str) -> Path:
+def write_page(path: Path, text: str) -> Path:
+    """Write a page, and return its path."""
     with atomic_path(path, durable=False) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path
 
 
-# Several runs. --------------------------------------------------------------------------------------------------------
+# Pages. ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One map of a case in the first run and in another."""
+@functools.cache
+def _environment() -> Any:
+    import jinja2  # which `import monai_saliency` need not wait for
 
-    case: str
-    run: str
-    words: str = ""
-    rows: Sequence[Row] = ({}, {})
-    agreement: MapAgreement | None = None
-    problem: str = ""
-    thumbnails: Sequence[bytes] = ()
-
-
-class Runs:
-    """The output folders of several runs over one cohort. Runs are compared with the first of them."""
-
-    def __init__(self, folders: Sequence[str | Path]) -> None:
-        paths = [Path(folder).resolve() for folder in folders]
-        if len(paths) < 2 or len(set(paths)) < len(paths):
-            raise ValueError(
-                f"give the output folders of two runs or more, each once, got {', '.join(map(str, folders))}"
-            )
-        self.names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
-        self.cohorts = [read_cohort(folder) for folder in folders]
-        self.scales = Cohort([case for cohort in self.cohorts for case in cohort.cases]).scales
-
-    def compared(self) -> Iterator[Compared]:
-        """Compare the maps of all cases, sorted by the cases' names."""
-        first, *others = ({case.case: case for case in cohort.cases} for cohort in self.cohorts)
-        for name in sorted(set(first).union(*others)):
-            for run, cases in zip(self.names[1:], others, strict=True):
-                try:
-                    maps = _opened(first.get(name), self.names[0]), _opened(cases.get(name), run)
-                    yield from self._of_case(first[name], cases[name], maps, run)
-                except Exception as error:  # such as of a damaged file
-                    yield Compared(name, run, problem=str(error))
-
-    def _of_case(
-        self, first: CaseFiles, second: CaseFiles, maps: tuple[MapFile, MapFile], run: str
-    ) -> Iterator[Compared]:
-        """Compare the maps of one case that explain the same class and channel."""
-        if maps[0].shape != maps[1].shape:
-            raise ValueError(f"the grids differ, {maps[0].shape} and {maps[1].shape} voxels: explain the same scans")
-        if not np.allclose(maps[0].affine, maps[1].affine, rtol=1e-4, atol=1e-3):
-            raise ValueError("the affines differ: explain the same scans")
-        ours, theirs = ({_unnamed(row): place for place, row in enumerate(case.rows)} for case in (first, second))
-        values = [file.read() for file in maps]
-        pictures = [Shown.of(case, self.scales).thumbnails() for case in (first, second)]
-        for words in dict.fromkeys([*ours, *theirs]):
-            if words not in ours or words not in theirs:
-                owner = self.names[0] if words in ours else run
-                yield Compared(first.case, run, words, problem=f"only {owner} explains {words}")
-                continue
-            i, j = ours[words], theirs[words]
-            thumbnails = [*pictures[0][i : i + 1], *pictures[1][j : j + 1]]
-            rows = first.rows[i], second.rows[j]
-            found = Compared(first.case, run, words, rows, problem=_difference(*rows), thumbnails=thumbnails)
-            if found.problem:
-                yield found
-                continue
-            agreement = map_agreement(values[0][i], values[1][j], maps[0].affine)
-            if first.legends()[i].words != second.legends()[j].words:  # such as a change of the score and a variance
-                agreement = replace(agreement, difference=math.nan)
-            yield replace(found, agreement=agreement)
+    loader = jinja2.FileSystemLoader(_HERE / "templates")
+    found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    found.filters |= {"number": number, "class_words": class_words, "text": _text, "may_be_chance": is_noise}
+    found.filters |= {"verdict": verdict_of, "beyond": beyond}
+    found.filters["fill_is_none"] = lambda row: float(row.get("fill_leaves") or 0) > FILL_LEAVES
+    return found
 
 
-def _opened(case: CaseFiles | None, run: str) -> MapFile:
-    """The maps of a case in a run; a ValueError with the reason if it has none."""
-    if case is None:
-        raise ValueError(f"not in {run}")
-    if case.failure is not None and not case.rows:
-        raise ValueError(f"failed in {run}: {case.failure.get('error', '')}")
-    return case.open_maps()[0]
+def rendered(template: str, **words: Any) -> str:
+    """A page by a template of ``templates/``, which escapes all that it is given."""
+    # Bytes of a file name that are not UTF-8 have no character.
+    return _environment().get_template(template).render(words).encode(errors="replace").decode()
 
 
-def _unnamed(row: Row) -> str:
-    """The class of a row by its number: one run may know names that another does not."""
-    return class_words({**row, "class_name": ""})
+def _cohort_page(cohort: Cohort, title: str, thumbnails: Mapping[str, Sequence[str]], panels: Sequence[Any]) -> str:
+    """The page of a cohort; ``thumbnails`` are the addresses of the pictures of each case's maps, by its name."""
+    rows = [row for case in cohort.cases for row in case.rows]
+    return rendered(
+        "cohort.html",
+        title=title,
+        cases=cohort.cases,
+        thumbnails=thumbnails,
+        rows=rows,
+        classes=sorted({class_words(row) for row in rows}),
+        figures=_figures(cohort),
+        scales=cohort.scales,
+        panels=panels,
+        plots=cohort_plots(cohort) if len(cohort.cases) > 1 else [],
+        runs=_runs(rows, cohort.settings),
+    )
 
 
-def _difference(first: Row, second: Row) -> str:
-    """Why two maps are not of one score of one scan; empty where they are."""
-    for key, what in (("scan", "scans"), ("quantity", "scores"), ("unit", "scores")):
-        ours, theirs = first.get(key, ""), second.get(key, "")
-        if ours != theirs and (key != "scan" or (ours and theirs)):
-            return f"the {what} differ: `{key}` is {ours!r} and {theirs!r}"
-    return ""
+def _figures(cohort: Cohort) -> list[str]:
+    first = [case.rows[0] for case in cohort.cases if case.rows]
+    failed = sum(case.failure is not None for case in cohort.cases)
+    inside = [row["peak_in_label"] for case in cohort.cases for row in case.rows if row.get("peak_in_label")]
+    images, forwards, seconds = (
+        np.nansum([float(row.get(name) or 0) for row in first]) for name in ("images", "forwards", "seconds")
+    )
+    words = [f"{len(first)} case{'s' * (len(first) != 1)} explained", f"{failed} failed"]
+    words += [f"{inside.count('True')} of {len(inside)} peaks in the label"] * bool(inside)
+    words += [f"{images:,.0f} images scored"] * bool(images)
+    return [*words, f"this run {forwards:,.0f} forwards, {seconds:,.0f} s"]
+
+
+def _runs(rows: Sequence[Row], settings: Mapping[str, Mapping[str, str]]) -> list[tuple[str, Mapping[str, str], Row]]:
+    """What made some rows: for each mark of settings the settings, and one of the rows."""
+    first = {row.get("settings", ""): row for row in reversed(rows)}
+    return [(mark, settings[mark], row) for mark, row in sorted(first.items()) if mark in settings]
+
+
+def _text(row: Row, name: str) -> str:
+    """A cell of a table."""
+    if name == "explained":
+        return class_words(row)
+    if name == "place":
+        if verdict_of(row):  # there is no peak
+            return ""
+        places = [row.get(f"peak_{axis}_mm", "") for axis in "xyz"]
+        return ", ".join(number(each) for each in places if each)
+    text = row.get(name, "")
+    return {"True": "yes", "False": "no"}.get(text, text)
+
+
+def _case_page(
+    case: CaseFiles,
+    shown: Shown | None,
+    problem: str,
+    near: Sequence[CaseFiles | None],
+    settings: Mapping[str, Mapping[str, str]],
+) -> str:
+    """The page of a case: its viewer, or ``problem``. ``near`` are the cases before and after it."""
+    data = None if shown is None else shown.data()
+    element = "pixel" if data is not None and len(data["shape"]) == 2 else "voxel"
+    scripts = ["niivue.umd.js", "volume.js"] if data is not None and len(data["shape"]) == 3 else ["picture.js"]
+    return rendered(
+        "case.html",
+        title=case.case,
+        scripts=[] if data is None else ["ratings.js", *scripts, "case.js"],
+        near=near,
+        rows=case.rows,
+        data=data,
+        problem=problem,
+        thinned=1 if data is None else math.prod(data["stride"]),
+        curves=curve_charts(case.rows, element) if any(row.get("trust_curves") for row in case.rows) else [],
+        element=element,
+        runs=_runs(case.rows, settings),
+        map_key="saliency" if case.kept is None else case.kept.key,
+        charts=_charts(case.regions),
+    )
+
+
+def _charts(regions: Sequence[Row]) -> list[tuple[str, list[tuple[float, Row]], float]]:
+    """A bar chart for each map of regions: its words, the values, the largest contributions first, and the largest."""
+    groups: dict[str, list[tuple[float, Row]]] = {}
+    for row in regions:
+        value = float(np.nan_to_num(float(row.get("saliency") or 0), posinf=0, neginf=0))
+        groups.setdefault(class_words(row), []).append((value, row))
+    ordered = {words: sorted(rows, key=lambda each: -abs(each[0])) for words, rows in groups.items()}
+    return [(words, rows, abs(rows[0][0]) or 1.0) for words, rows in ordered.items()]

@@ -17,7 +17,7 @@ __all__ = ["cohort_regions", "region_panels", "save_cohort_regions"]
 
 # What makes figures of several cases comparable.
 _SAME = ("class", "channel", "quantity", "unit", "region", "name")
-_COLUMNS = (*_SAME, "cases", "saliency_mean", "saliency_sd", "mass_mean", "mass_sd")
+_COLUMNS = (*_SAME, "class_name", "cases", "saliency_mean", "saliency_sd", "mass_mean", "mass_sd")
 
 
 def cohort_regions(cohort: Cohort) -> list[dict[str, Any]]:
@@ -40,7 +40,8 @@ def cohort_regions(cohort: Cohort) -> list[dict[str, Any]]:
     found = []
     for same, rows in groups.items():
         figures = [figure for name in ("saliency", "mass") for figure in _mean_and_spread(rows, name)]
-        found.append(dict(zip(_COLUMNS, (*same, len(rows), *figures), strict=True)))
+        class_name = max(row.get("class_name", "") for row in rows)
+        found.append(dict(zip(_COLUMNS, (*same, class_name, len(rows), *figures), strict=True)))
     return found
 
 
@@ -50,16 +51,14 @@ def _mean_and_spread(rows: Sequence[Row], name: str) -> tuple[float | str, float
     return (float(np.mean(values)) if values else ""), spread
 
 
-def save_cohort_regions(folder: Path, cohort: Cohort) -> None:
-    """Write ``cohort_regions.csv`` into an output folder; none without label maps."""
+def save_cohort_regions(folder: Path, cohort: Cohort) -> list[dict[str, Any]]:
+    """Write ``cohort_regions.csv`` into an output folder, and return its rows."""
     path, rows = folder / "cohort_regions.csv", cohort_regions(cohort)
-    if not rows:
-        path.unlink(missing_ok=True)
-        return
     with atomic_path(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, _COLUMNS)
         writer.writeheader()
         writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
+    return rows
 
 
 def region_panels(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[str], list[tuple[str, list[Any]]], float]]:

@@ -4,14 +4,16 @@
 const body = document.querySelector("#cases tbody");
 const lines = [...body.rows];
 const controls = ["search", "kind", "class"].map((id) => document.getElementById(id));
+const columns = document.getElementById("columns"); // none where the table shows all
 
 // Filters and order are in the address, so that "Back" and a copied link bring them back.
 const asked = new URLSearchParams(location.hash.slice(1));
 for (const control of controls) control.value = asked.get(control.id) ?? "";
 let order = asked.get("sort") ?? "";
+if (columns !== null) columns.checked = asked.has("columns");
 
 function remember() {
-  const found = controls.map((control) => [control.id, control.value]).concat([["sort", order]]);
+  const found = controls.map((control) => [control.id, control.value]).concat([["sort", order], ["columns", columns?.checked ? "all" : ""]]);
   const words = new URLSearchParams(found.filter(([, value]) => value)).toString();
   history.replaceState(null, "", `#${words}`);
   store.set(`filters ${root}`, words);
@@ -28,6 +30,7 @@ function choose() {
     line.hidden = !isShown;
     count += isShown ? 1 : 0;
   }
+  document.getElementById("cases").classList.toggle("all", columns === null || columns.checked);
   document.getElementById("count").textContent = `${count} of ${lines.length} rows`;
   remember();
 }
@@ -65,7 +68,7 @@ for (const button of document.querySelectorAll("#cases th button")) {
     remember();
   });
 }
-for (const control of controls) control.addEventListener("input", choose);
+for (const control of [...controls, columns]) control?.addEventListener("input", choose);
 document.querySelector(".filters").addEventListener("submit", (event) => event.preventDefault());
 const sorted = document.querySelector(`#cases th[data-column="${CSS.escape(order.replace(/^-/, ""))}"]`);
 if (sorted !== null) sort(sorted, !order.startsWith("-"));
