@@ -109,7 +109,13 @@ def test_objects_print_what_they_are() -> None:
     assert repr(ms.ConstantFill(0.0)) == "ConstantFill(value=0.0)"
     assert repr(ms.Case("ct_7", IMAGES[0])) == f"Case(name='ct_7', image=Tensor{tuple(IMAGES.shape[1:])})"
     to_map = ms.Saliencyd("image", network=NETWORK, inferer=explain, names="saliency")
-    for each in (explain, ms.Supervoxels(5), to_map, ms.SaveSaliencyd("saliency"), explain.explain(IMAGES, NETWORK)[0]):
+    for each in (
+        explain,
+        ms.Supervoxels(5),
+        to_map,
+        ms.SaveSaliencyd("saliency", "out"),
+        explain.explain(IMAGES, NETWORK)[0],
+    ):
         assert repr(each).startswith(f"{type(each).__name__}(")
         assert " at 0x" not in repr(each)
 

@@ -270,7 +270,7 @@ def test_each_method_has_its_source(name: str) -> None:
     needed = {"grad_cam": {"target_layer": "0"}, "patch_windows": {"inferer": SlidingWindowInferer((4, 4))}}
     regions = {"regions": ms.Supervoxels(6)} if name in ("region_occlusion", "shapley") else {}
     known = described(getattr(ms.methods, name)(**needed.get(name, regions)), torch.nn.Linear(4, 2))
-    template = (Path(build.__file__).parent / "templates" / "facts.html").read_text()
+    template = (Path(build.__file__).parent / "templates" / "base.html").read_text()
     assert known["estimator"] == "_MethodMap" or f'"{known["estimator"]}": (' in template
     assert known["masks"] == "_MethodMasks" or f'"{known["masks"]}": "' in template
 
