@@ -178,7 +178,7 @@ def written(value: Any) -> str:
         found = getattr(value, name, parameter.default)
         if (place == 0 and found is not None) or repr(found) != repr(parameter.default):
             text = f"Tensor{tuple(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)
-            if len(text) >= 200 or " at 0x" in text:  # the name of a function or of a class says more
+            if len(text) >= 200 or " at 0x" in text:  # the name of a function or of a class is clearer
                 text = getattr(found, "__name__", type(found).__name__)
             shown.append(f"{name}={text}")
     return f"{type(value).__name__}({', '.join(shown)})"
