@@ -2,11 +2,11 @@
 
 from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
-from monai_saliency.fills.blur import BlurFill
-from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
 from monai_saliency.fills.donor import DonorFill
 from monai_saliency.fills.inpaint import InpaintFill
 from monai_saliency.fills.mirror import MirrorFill
+from monai_saliency.fills.scan_unit import ScanUnitFill
+from monai_saliency.fills.simple import BlurFill, ConstantFill, MeanFill
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory

@@ -26,7 +26,7 @@ from monai_saliency.estimators.occlusion import (
 from monai_saliency.estimators.regression import RegressionScoring
 from monai_saliency.estimators.rise import DRISEScoring, MCRISEScoring, RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring
-from monai_saliency.fills.constant import ConstantFill
+from monai_saliency.fills.simple import ConstantFill
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.coalition import CoalitionMasks

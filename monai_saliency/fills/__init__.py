@@ -10,12 +10,12 @@ where everything is hidden.
 """
 
 from monai_saliency.fills.base import CaseFill
-from monai_saliency.fills.blur import BlurFill
-from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
 from monai_saliency.fills.donor import DonorFill
 from monai_saliency.fills.inpaint import InpaintFill
 from monai_saliency.fills.mirror import MirrorFill
 from monai_saliency.fills.named import AutoFill, fill_in_unit
+from monai_saliency.fills.scan_unit import ScanUnitFill
+from monai_saliency.fills.simple import BlurFill, ConstantFill, MeanFill
 
 __all__ = ["AutoFill", "BlurFill", "CaseFill", "ConstantFill", "DonorFill", "InpaintFill", "MeanFill", "MirrorFill"]
 __all__ += ["ScanUnitFill", "fill_in_unit"]

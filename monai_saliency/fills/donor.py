@@ -14,7 +14,7 @@ from monai.data import MetaTensor
 from monai_saliency.cases import Case, affine_in_mm
 from monai_saliency.errors import AdviceError, root_cause
 from monai_saliency.fills.base import CaseFill
-from monai_saliency.fills.constant import run_step, steps_of
+from monai_saliency.fills.scan_unit import run_step, steps_of
 from monai_saliency.storage.key import input_files
 from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.tensors import plain

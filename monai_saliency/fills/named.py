@@ -11,18 +11,18 @@ import torch
 
 from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
-from monai_saliency.fills.blur import BlurFill
-from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
 from monai_saliency.fills.donor import DonorFill
 from monai_saliency.fills.inpaint import InpaintFill
 from monai_saliency.fills.mirror import MirrorFill
+from monai_saliency.fills.scan_unit import ScanUnitFill
+from monai_saliency.fills.simple import BlurFill, ConstantFill, MeanFill
 from monai_saliency.utils.arguments import check_option
 
 __all__ = ["AutoFill", "fill_in_unit"]
 
 
 class AutoFill(CaseFill):
-    """Stands for a fill that is chosen once for a cohort by :func:`~monai_saliency.inferers.fill_choice.choose_fill`.
+    """Stands for a fill that is chosen once for a cohort by :func:`~monai_saliency.inferers.first_cases.choose_fill`.
 
     Our bundle, the overlay and ``attach`` choose it, with ``fill: auto``. It fills nothing itself.
 

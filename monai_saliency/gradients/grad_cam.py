@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 _named: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 _KINDS = "Conv ConvTranspose BatchNorm InstanceNorm MaxPool AvgPool AdaptiveMaxPool AdaptiveAvgPool"
-#: layers that give (n, channels, *spatial)
-_FIRST = (nn.GroupNorm, nn.Upsample, *(getattr(nn, f"{kind}{dims}d") for kind in _KINDS.split() for dims in (1, 2, 3)))
 _LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 
 
@@ -221,9 +219,16 @@ class _Layouts:
 
 def _channel_axis(module: nn.Module) -> int | None:
     """The axis of the channels in a layer's output, where the layer's kind tells it."""
-    if isinstance(module, _FIRST):
+    if isinstance(module, _channels_first()):
         return 1
     return -1 if type(module) in _LAST and len(getattr(module, "normalized_shape", (0,))) == 1 else None
+
+
+@lru_cache
+def _channels_first() -> tuple[type, ...]:
+    """Layers that give (n, channels, *spatial)."""
+    kinds = [getattr(nn, f"{kind}{dims}d") for kind in _KINDS.split() for dims in (1, 2, 3)]
+    return (nn.GroupNorm, nn.Upsample, *kinds)
 
 
 @lru_cache

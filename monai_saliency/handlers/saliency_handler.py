@@ -24,10 +24,9 @@ from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.inferers.fill_choice import choose_fill
+from monai_saliency.inferers.first_cases import choose_fill, recalibrated
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.progress import Progress
-from monai_saliency.inferers.recalibration import recalibrated
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.networks.runtime import same_network

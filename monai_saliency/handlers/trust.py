@@ -21,8 +21,7 @@ from monai.data import MetaTensor
 from monai_saliency.cases import Case
 from monai_saliency.errors import AdviceError
 from monai_saliency.fills.base import CaseFill
-from monai_saliency.fills.blur import BlurFill
-from monai_saliency.fills.constant import MeanFill
+from monai_saliency.fills.simple import BlurFill, MeanFill
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.metrics.control_maps import controls

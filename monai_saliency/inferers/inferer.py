@@ -18,7 +18,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.rise import MCRISEScoring, RISEScoring
 from monai_saliency.fills.base import CaseFill
-from monai_saliency.fills.constant import ConstantFill
+from monai_saliency.fills.simple import ConstantFill
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.explanation import Explanation, warned
 from monai_saliency.inferers.forward import Forward, Guard, evaluating

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from monai_saliency.fills.blur import BlurFill
+from monai_saliency.fills.simple import BlurFill
 from monai_saliency.metrics.base import SaliencyMetric, checked_maps
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.tensors import plain

@@ -22,10 +22,9 @@ from monai_saliency.targets import (
     RegressionScore,
     Target,
 )
-from monai_saliency.targets.base import ACTIVATIONS, Quantity, in_unit_interval
+from monai_saliency.targets.base import ACTIVATIONS, SCALES, Quantity, in_unit_interval
 from monai_saliency.targets.postprocessing import Reading
 from monai_saliency.targets.regions import Labels
-from monai_saliency.targets.scale import SCALES
 from monai_saliency.targets.segmentation import PredictedRegionScore
 from monai_saliency.utils.arguments import check_option, indices, whole_number
 

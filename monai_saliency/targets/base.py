@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import logsigmoid
 
 from monai_saliency.cases import Case
 from monai_saliency.networks.outputs import choices, shape
@@ -18,6 +20,7 @@ from monai_saliency.utils.precision import exact_arithmetic
 
 __all__ = [
     "ACTIVATIONS",
+    "SCALES",
     "BoundTarget",
     "MemberTarget",
     "Quantity",
@@ -28,12 +31,17 @@ __all__ = [
     "check_volume",
     "cosine",
     "digits",
+    "in_log_odds",
     "in_unit_interval",
     "label_name",
+    "log_odds_of",
+    "log_probabilities",
     "quantity_after",
     "sums_to_one",
     "to_float",
 ]
+
+logger = logging.getLogger(__name__)
 
 #: what turns a network's output into scores; the channels are axis 1
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -41,6 +49,11 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
     "none": lambda output: output,
 }
+
+#: ``"auto"`` explains the log-odds of a probability that is saturated, below the lowest or above the highest of
+#: :data:`UNSATURATED` for the unperturbed image
+SCALES = ("auto", "probability", "log_odds")
+UNSATURATED = (0.01, 0.99)
 
 #: the range of a score, by its unit
 _SPANS = {"probability": 1.0, "0 to 1": 1.0, "-1 to 1": 2.0}
@@ -204,6 +217,46 @@ class _BoundMemberTarget(BoundTarget):
 
     def uninformed(self) -> list[float]:
         return self.bound_to_mean.uninformed() * self.members
+
+
+def in_log_odds(scale: str, scores: torch.Tensor, are_probabilities: bool, case: Case) -> list[bool]:
+    """Which of the scores ``(K,)`` of the unperturbed image are explained as log-odds, each by itself."""
+    if scale == "log_odds" and not in_unit_interval(scores):
+        raise ValueError(
+            f"`scale` 'log_odds' needs probabilities, and the scores lie in [{float(scores.min()):.3g}, "
+            f"{float(scores.max()):.3g}]; use activation='softmax' or 'sigmoid' for logits"
+        )
+    if scale != "auto":
+        return [scale == "log_odds"] * len(scores)
+    saturated = (scores < UNSATURATED[0]) | (scores > UNSATURATED[1])
+    if are_probabilities and bool(saturated.any()):
+        values = ", ".join(f"{score:.6g}" for score in scores[saturated].tolist())
+        logger.info("case %s: the probability %s is saturated, so its log-odds are explained", case.name, values)
+    return (saturated & are_probabilities).tolist()
+
+
+def log_probabilities(output: torch.Tensor, activation: str, channel: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logarithms of the probability of a channel and of its complement, ``(B, ...)`` each.
+
+    They are computed from the logits ``(B, C, ...)``, so that 1 - 1e-12 is not rounded to 1. Without an activation the
+    output holds probabilities, which are kept one rounding of their type away from 0 and 1.
+    """
+    own = output[:, channel]
+    if activation == "sigmoid":
+        return logsigmoid(own), logsigmoid(-own)
+    if activation == "none":
+        rounding = torch.finfo(own.dtype).eps
+        own = own.clamp(rounding, 1 - rounding)
+        return own.log(), (-own).log1p()
+    others = torch.cat([output[:, :channel], output[:, channel + 1 :]], dim=1).logsumexp(dim=1)
+    total = output.logsumexp(dim=1)
+    return own - total, others - total
+
+
+def log_odds_of(quantity: Quantity, activation: str) -> Quantity:
+    """The log-odds of a probability, in words."""
+    clamped = "clamped " if activation == "none" else ""
+    return Quantity(f"log-odds of the {clamped}{quantity.words}", "log-odds")
 
 
 def in_unit_interval(values: torch.Tensor) -> bool:

@@ -12,18 +12,21 @@ from monai_saliency.cases import Case
 from monai_saliency.networks.outputs import shape
 from monai_saliency.targets.base import (
     ACTIVATIONS,
+    SCALES,
     BoundTarget,
     Quantity,
     Target,
     check_activation,
     check_indices,
     check_tensor,
+    in_log_odds,
     in_unit_interval,
+    log_odds_of,
+    log_probabilities,
     quantity_after,
     sums_to_one,
     to_float,
 )
-from monai_saliency.targets.scale import SCALES, in_log_odds, log_odds_of, log_probabilities
 from monai_saliency.utils.arguments import check_option, indices, whole_number
 
 __all__ = ["ClassScore"]

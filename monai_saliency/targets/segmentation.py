@@ -13,12 +13,16 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.targets.base import (
     ACTIVATIONS,
+    SCALES,
     BoundTarget,
     Quantity,
     Target,
     check_activation,
     check_indices,
     check_volume,
+    in_log_odds,
+    log_odds_of,
+    log_probabilities,
     quantity_after,
     to_float,
 )
@@ -30,7 +34,6 @@ from monai_saliency.targets.regions import (
     label_region,
     predicted_labels,
 )
-from monai_saliency.targets.scale import SCALES, in_log_odds, log_odds_of, log_probabilities
 from monai_saliency.utils.arguments import check_option, indices, number, whole_number
 from monai_saliency.utils.boxes import Box, everywhere
 

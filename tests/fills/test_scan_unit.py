@@ -42,7 +42,7 @@ from monai.transforms import (
 from monai_saliency import ClassScore, channel_occlusion
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.fills.constant import ScanUnitFill
+from monai_saliency.fills.scan_unit import ScanUnitFill
 from monai_saliency.transforms import CheckScand
 
 #: value before a step -> value after it, from the voxels of the scan before the step

@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_leaves
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.rise import RISEScoring
-from monai_saliency.fills.blur import BlurFill
-from monai_saliency.fills.constant import ConstantFill
+from monai_saliency.fills.simple import BlurFill, ConstantFill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks

@@ -1,4 +1,4 @@
-"""Constant fills: a given value in the network's unit or in the scan's, or each channel's mean."""
+"""A constant in the unit of the scan's file, such as HU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from monai.transforms.utils_pytorch_numpy_unification import percentile
 from monai_saliency.cases import Case
 from monai_saliency.errors import AdviceError, root_cause
 from monai_saliency.fills.base import CaseFill
-from monai_saliency.utils.arguments import finite_numbers, written
+from monai_saliency.fills.simple import ConstantFill
+from monai_saliency.utils.arguments import finite_numbers
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["ConstantFill", "MeanFill", "ScanUnitFill", "run_step", "steps_of"]
+__all__ = ["ScanUnitFill", "run_step", "steps_of"]
 
 _INSTEAD = "give the fill in the network's input space (ConstantFill)"
 
@@ -33,59 +34,6 @@ _KEEP_THE_VALUE: tuple[type, ...] = (
 _RUN_ON_THE_VALUE: tuple[type, ...] = (
     *(mt.RepeatChanneld, mt.ScaleIntensityRanged, mt.ShiftIntensityd, mt.ThresholdIntensityd),
 )
-
-
-class ConstantFill:
-    """One value everywhere, in the unit of the network's input.
-
-    The value is the value after preprocessing. For a value in the scan's own unit, such as -1000 HU, use
-    :class:`~monai_saliency.ScanUnitFill`.
-
-    Args:
-        value: one number for all channels, or one per channel.
-
-    Raises:
-        ValueError: when ``value`` is not a finite number or several, and (when called) if there is not one value per
-            channel.
-
-    Example::
-
-        >>> import torch
-        >>> from monai_saliency import ConstantFill
-        >>> ConstantFill([0.5, -1.0])(torch.zeros(1, 2, 1, 3)).tolist()
-        [[[[0.5, 0.5, 0.5]], [[-1.0, -1.0, -1.0]]]]
-    """
-
-    __repr__ = written
-
-    def __init__(self, value: float | Sequence[float] = 0.0) -> None:
-        finite_numbers("value", value)
-        self.value = value
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        values = torch.as_tensor(self.value, dtype=images.dtype, device=images.device)
-        if values.ndim and values.numel() != images.shape[1]:
-            raise ValueError(
-                f"`value` must be one number or one per channel, got {values.numel()} for {images.shape[1]} channels"
-            )
-        return values.reshape(1, -1, *[1] * (images.ndim - 2)).expand_as(images)
-
-
-class MeanFill:
-    """The mean of each channel of each image, over all voxels including the background.
-
-    Example::
-
-        >>> import torch
-        >>> from monai_saliency import MeanFill
-        >>> MeanFill()(torch.tensor([[[[1.0, 2.0, 6.0]]]])).tolist()
-        [[[[3.0, 3.0, 3.0]]]]
-    """
-
-    __repr__ = written
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        return images.mean(dim=tuple(range(2, images.ndim)), keepdim=True).expand_as(images)
 
 
 class ScanUnitFill(CaseFill):
