@@ -182,12 +182,12 @@ def recalibrated(
         return inferer
     seeds = count()
 
-    def logits(inputs: Any, case: Case) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def of_case(inputs: Any, case: Case) -> list[tuple[torch.Tensor, torch.Tensor]]:
         seed = next(seeds)
         masks = [RISEMasks(_MASKS, p1=1 - strength, seed=seed) for strength in STRENGTHS]
         return [_logits(inferer, network, inputs, case, each) for each in masks]
 
-    fits = _of_first(cases, _FITTED, "the fit of temperatures", logits)
+    fits = _of_first(cases, _FITTED, "the fit of temperatures", of_case)
     if not fits:
         raise ValueError("no temperature can be fitted, since none of the first cases can be explained")
     activation, temperatures = target.target.activation, []
