@@ -19,9 +19,9 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.fills.inpaint import Laplace
 from monai_saliency.fills.named import fill_in_unit
+from monai_saliency.fills.simple import BlurFill, ConstantFill, MeanFill
 from monai_saliency.inferers.case_explainer import CaseExplainer
 from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.fills.simple import BlurFill, ConstantFill, MeanFill
 
 
 @pytest.mark.parametrize("fill", [ConstantFill([0.5, 2.0]), MeanFill(), BlurFill(1.5)], ids=lambda f: type(f).__name__)

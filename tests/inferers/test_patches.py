@@ -20,8 +20,8 @@ from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfe
 import monai_saliency as ms
 from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
-from monai_saliency.inferers import nnunet
 from monai_saliency.fills.simple import BlurFill, ConstantFill, MeanFill
+from monai_saliency.inferers import nnunet
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.nnunet import NNUNetInferer
