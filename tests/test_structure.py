@@ -34,7 +34,7 @@ from monai_saliency.version import __version__
 ROOMS = (
     *("errors", "version", "utils", "cases", "sharding", "masks", "storage", "estimators", "networks", "targets"),
     *("fills", "gradients", "inferers", "methods", "metrics", "visualize", "handlers", "xaitk", "transforms", "data"),
-    *("distributed", "engines", "bundle", "names", "", "__main__"),
+    *("distributed", "engines", "bundle", "deploy", "names", "", "__main__"),
 )
 #: Names with an underscore that Python documents as public.
 DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace"}
@@ -44,6 +44,7 @@ EXTRAS = (
     "PIL",
     "accelerate",
     "fire",
+    "holoscan",
     "ignite",
     "itk",
     "lightning",
