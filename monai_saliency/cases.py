@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import nibabel as nib
 import numpy as np
@@ -20,7 +20,7 @@ from monai.utils import ImageMetaKey, MetaKeys, TraceKeys
 from monai_saliency.errors import CaseError
 from monai_saliency.utils.arguments import written
 
-__all__ = ["MOVING", "Case", "affine_in_mm", "case_name", "check_inversion", "convert_to_mm", "file_affine"]
+__all__ = ["MOVING", "Case", "Number", "affine_in_mm", "case_name", "check_inversion", "convert_to_mm", "file_affine"]
 __all__ += ["image_affine", "image_file", "image_spacing", "mm_per_unit", "with_own_meta"]
 
 #: where MONAI's transforms that move voxels are
@@ -30,6 +30,13 @@ _PROBE = 64  # voxels an axis: a whole CT takes 12 s
 _FILE = MetaKeys.ORIGINAL_AFFINE, MetaKeys.SPATIAL_SHAPE
 # By the code of `xyzt_units` in a NIfTI header: metres and micrometres. 2 means mm.
 _MM_PER_UNIT = {1: 1000.0, 3: 0.001}
+
+
+class Number(NamedTuple):
+    """A number of a case that masks hide: its value, and the baseline that is in its place where it is hidden."""
+
+    value: float
+    baseline: float
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class ShapleyValues:
     """The share of each player in the score.
 
     Attributes:
-        players: n of them: labels of regions, 0 for the background; or ``(label, channel)``.
+        players: n of them: labels of regions, 0 for the background, or ``(label, channel)``; then the names of numbers.
         values: ``(n, K)``, float64, in the score's unit. They sum to the score of the image less the score of the
             image with all players hidden.
         standard_error: ``(n, K)``, what sampling leaves uncertain; None where the values are exact.

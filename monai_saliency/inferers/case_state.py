@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from monai_saliency.cases import Case
@@ -95,6 +96,11 @@ class CaseState:
     def masks_of(self, start: int, stop: int) -> Sequence[int]:
         """The masks of rows [start, stop), all behind row 0."""
         return self._ids[start - 1 : stop - 1]
+
+    def hidden_numbers(self, start: int, stop: int) -> np.ndarray:
+        """Which numbers of the case rows [start, stop) hide, bool ``(rows, numbers)``."""
+        first = np.full((int(start <= 0), len(self.masks.numbers)), start == HIDDEN)
+        return np.concatenate([first, self.masks.hidden_numbers(self.masks_of(max(start, 1), max(stop, 1)))])
 
     def perturb(self, start: int, stop: int, out: torch.Tensor, box: Box | None = None) -> None:
         """Write rows of the perturbed image."""

@@ -16,6 +16,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from monai.inferers import Inferer, SliceInferer
 
@@ -71,10 +72,18 @@ class Forward:
     autocast: Mapping[str, Any] | None = None
     guard: Guard | None = None
 
-    def images(self, batch: torch.Tensor, split: SplitInputs, counts: Sequence[tuple[int, int]], case: str) -> Any:
+    def images(
+        self,
+        batch: torch.Tensor,
+        split: SplitInputs,
+        counts: Sequence[tuple[int, int]],
+        case: str,
+        hidden: np.ndarray | None = None,
+    ) -> Any:
         """The part of the network's output of whole images that is explained, as the inner inferer gives it.
 
-        ``counts`` are pairs of a case's place and the number of its rows, from the first row on.
+        ``counts`` are pairs of a case's place and the number of its rows, from the first row on; ``hidden`` tells which
+        numbers each of these rows hides.
         """
 
         def infer(batch: Any, network: Callable[..., Any]) -> Any:
@@ -84,7 +93,7 @@ class Forward:
             with self._around(part):
                 return self.inputs.run(infer, self.network, part, partial(split.take_apart, values=values))
 
-        output = self._run(batch, split.values_of(counts, len(batch)), call)
+        output = self._run(batch, split.values_of(counts, len(batch), hidden), call)
         try:
             output = read(output, self.output)
             check_rows(output, len(batch))

@@ -13,7 +13,7 @@ from monai.data import MetaTensor
 from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 from monai.utils import convert_to_dst_type
 
-from monai_saliency.cases import Case, cases_of, image_file
+from monai_saliency.cases import Case, Number, cases_of, image_file
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.rise import MCRISEScoring, RISEScoring
@@ -324,13 +324,15 @@ class PerturbationInferer(Inferer):
         states = []
         for i, (case, image, held, kept) in enumerate(each):
             _check_label(case, split.meta[i] if isinstance(split.meta, MetaTensor) else image)
-            states.append(self._start(case.with_image(image, i, split.meta), held, kept))
+            states.append(self._start(case.with_image(image, i, split.meta), held, kept, split.numbers_of(i)))
         return states, split
 
-    def _start(self, case: Case, held: torch.Tensor, stored: CaseScores | None) -> CaseState:
+    def _start(
+        self, case: Case, held: torch.Tensor, stored: CaseScores | None, numbers: Mapping[str, Number]
+    ) -> CaseState:
         case = replace(case, labels=plain(case.labels))
         try:
-            masks = self.masks.bind(case.image, labels=case.labels, spacing=case.spacing)
+            masks = self.masks.bind_with_numbers(numbers, case.image, case.labels, case.spacing)
             bound = self.fill.bind(case) if isinstance(self.fill, CaseFill) else self.fill
             fill = bound(case.image[None])
         except ValueError as error:

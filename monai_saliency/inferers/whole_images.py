@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from monai_saliency.errors import CaseError
@@ -80,7 +81,7 @@ class WholeImages(Scoring):
         hidden = self._unperturbed(index)
         state.perturb(HIDDEN, HIDDEN + 1, out=hidden)
         # Not recalibrated: a high temperature would leave nothing, whatever the network makes of the fill.
-        state.hidden_scores = self._run_alone(index, hidden).scores
+        state.hidden_scores = self._run_alone(index, hidden, HIDDEN).scores
 
     def _compare(self) -> None:
         """Compare what rows gave alone with what they gave in their batch."""
@@ -100,9 +101,10 @@ class WholeImages(Scoring):
     def _forward(self, batch: Sequence[Rows]) -> Any:
         first, start, _ = batch[0]
         name, counts = self.states[first].case.name, [(index, stop - start) for index, start, stop in batch]
+        hidden = np.concatenate([self.states[index].hidden_numbers(*rows) for index, *rows in batch])
         self._version = tensor_version(self.batch)
         try:
-            return self.forward.images(self.batch, self.split, counts, name)
+            return self.forward.images(self.batch, self.split, counts, name, hidden)
         except (Cancelled, CaseError):
             raise
         except Exception as error:
@@ -136,11 +138,12 @@ class WholeImages(Scoring):
     def _run_alone(self, index: int, image: torch.Tensor, row: torch.Tensor | int = 0) -> Seen:
         """The output of the image ``(1, C, *spatial)`` of a case's row when run alone."""
         state = self.states[index]
-        number = int(row) if state.target.temperatures else 0
+        number = int(row) if state.target.temperatures or self.split.numbers else 0
 
         def run(batch: torch.Tensor, words: str) -> Seen:
-            output = self.forward.images(batch, self.split, [(index, len(batch))], state.case.name)
-            output = state.calibrated(rows(output, 0, 1, len(batch)), number, number + 1)
+            hidden = state.hidden_numbers(number, number + 1).repeat(len(batch), axis=0)
+            output = self.forward.images(batch, self.split, [(index, len(batch))], state.case.name, hidden)
+            output = state.calibrated(rows(output, 0, 1, len(batch)), max(number, 0), number + 1)
             return Seen.of(output, state.target, words)
 
         return cast(Seen, run_alone(self.forward.network, image, len(self.batch), run))

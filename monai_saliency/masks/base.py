@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from monai_saliency.cases import Number
 from monai_saliency.masks.smooth import averaged, grown
 from monai_saliency.utils.arguments import (
     check_option,
@@ -79,6 +80,19 @@ class Masks(ABC):
             ValueError: when the masks do not fit the image, or when needed labels or voxel sizes are missing.
         """
 
+    def bind_with_numbers(
+        self, numbers: Mapping[str, Number], image: Tensor, labels: Tensor | None = None, spacing: Spacing = None
+    ) -> BoundMasks:
+        """Fit the masks to one image, and to numbers of its case that they hide like regions. Only
+        :class:`~monai_saliency.masks.CoalitionMasks` can hide any.
+        """
+        if numbers:
+            raise ValueError(
+                f"the `numbers` {list(numbers)} of `inputs` are players, and {type(self).__name__} hide none: use "
+                "shapley(...), or leave out `numbers`, so that they stay as they are"
+            )
+        return self.bind(image, labels=labels, spacing=spacing)
+
 
 @dataclass(frozen=True)
 class Regions:
@@ -107,6 +121,7 @@ class BoundMasks(ABC):
             Where :attr:`layer` is ``"fill"``, the number of fills.
         layer: what has its own mask where not all channels have one: ``"channel"`` or ``"fill"``, a word for tables.
         smooth: the width in voxels over which an edge rises, one per spatial axis; empty for the masks as rendered.
+        numbers: the numbers of the case that masks hide like regions, by name; none where the image alone is hidden.
 
     Example::
 
@@ -123,6 +138,7 @@ class BoundMasks(ABC):
     channels: int | None = None
     layer: str = "channel"
     smooth: tuple[float, ...] = ()
+    numbers: Mapping[str, Number] = {}
 
     def __init__(self, image: Tensor) -> None:
         self.spatial_shape = tuple(image.shape[1:])
@@ -189,6 +205,10 @@ class BoundMasks(ABC):
     @abstractmethod
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """The codes of some masks: small arrays by name, with one row per mask, from which masks are rendered."""
+
+    def hidden_numbers(self, ids: Ids) -> np.ndarray:
+        """Which of :attr:`numbers` each mask hides, bool ``(n, numbers)``."""
+        return np.zeros((len(ids), 0), dtype=bool)
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> Tensor:
         """Render masks ``(n, channels or 1, *spatial)`` in [0, 1] from n codes. A subclass has this or the next one."""

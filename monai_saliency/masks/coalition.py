@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from monai.inferers import SlidingWindowInferer
 from torch import Tensor
 
+from monai_saliency.cases import Number
 from monai_saliency.masks.base import Ids, MakesRegions, Masks, Regions, Spacing, random_rows
 from monai_saliency.masks.region import BoundRegionMasks, check_regions, find_regions
 from monai_saliency.utils.arguments import flag, instance, whole_number
@@ -41,7 +43,8 @@ class CoalitionMasks(Masks):
     """Masks that keep a coalition of players and hide the others, for ``ShapleyScoring``.
 
     A player is a region: all voxels of one label of the case's label map, or a supervoxel. The voxels of no region,
-    label 0, are a player too, so that the players' values sum to what the whole image adds to the score. Mask 0 keeps
+    label 0, are a player too, so that the players' values sum to what the whole image adds to the score. The numbers in
+    the inferer's ``inputs`` (:class:`~monai_saliency.DictInput`) are players too, after the regions. Mask 0 keeps
     nobody. The coalition of all players is the unperturbed image, which needs no mask.
 
     By default every coalition is scored: mask i > 0 hides the players of the set bits of i, the first player (the
@@ -65,8 +68,8 @@ class CoalitionMasks(Masks):
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) for more than 14 players with neither
-            ``num_coalitions`` nor an ``inferer``, for less than three ``num_coalitions`` a player, and as for
-            :class:`~monai_saliency.masks.RegionMasks`.
+            ``num_coalitions`` nor an ``inferer``, for less than three ``num_coalitions`` a player, for a number that
+            is not finite, and as for :class:`~monai_saliency.masks.RegionMasks`.
 
     Example::
 
@@ -105,26 +108,37 @@ class CoalitionMasks(Masks):
         self.linear = flag("linear", linear)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundCoalitionMasks:
+        return self.bind_with_numbers({}, image, labels, spacing)
+
+    def bind_with_numbers(
+        self, numbers: Mapping[str, Number], image: Tensor, labels: Tensor | None = None, spacing: Spacing = None
+    ) -> BoundCoalitionMasks:
+        if wrong := [f"{name!r} is {each.value}" for name, each in numbers.items() if not math.isfinite(each.value)]:
+            raise ValueError(f"the number {wrong[0]}: impute it as for the network's training, or leave the case out")
         regions = find_regions(self.regions, image, labels, spacing)
         if self.background and bool((regions.index == 0).any()):
             regions = Regions([0, *regions.values], regions.index + 1)
-        return BoundCoalitionMasks(self, image, regions)
+        return BoundCoalitionMasks(self, image, regions, numbers)
 
 
 class BoundCoalitionMasks(BoundRegionMasks):
-    """The coalitions of one image's players: regions, with the background of label 0 among them, or their channels."""
+    """The coalitions of one image's players: regions, with the background of label 0 among them, or their channels; and
+    the names of the case's numbers.
+    """
 
-    players: list[int] | list[tuple[int, int]]
+    players: list[Any]
     meetings: list[Meeting] | None = None
     pairs: np.ndarray | None = None
     estimates_unasked = False
 
-    def __init__(self, masks: CoalitionMasks, image: Tensor, regions: Regions) -> None:
+    def __init__(self, masks: CoalitionMasks, image: Tensor, regions: Regions, numbers: Mapping[str, Number]) -> None:
         super().__init__(masks, image, regions)
+        self.numbers = dict(numbers)
         self.players = list(regions.values)
         if masks.per_channel:
             self.channels = len(image)
             self.players = [(label, channel) for label in regions.values for channel in range(self.channels)]
+        self.players += self.numbers
         count, players = masks.num_coalitions, len(self.players)
         cells, most = [list(range(players))], _MOST_COALITIONS
         if masks.inferer is not None:
@@ -146,6 +160,7 @@ class BoundCoalitionMasks(BoundRegionMasks):
             self.estimates_unasked, count = count is None, count or 10 * players + 1
             self._draw(masks.seed, players, count)
         digest = hashlib.sha256(np.packbits(self.coalitions).tobytes()).hexdigest()
+        self.key = (*self.numbers.items(), *self.key)
         self.key = ("CoalitionMasks", tuple(self.players), digest, self.meetings is not None, *self.key)
 
     def _draw(self, seed: int, players: int, count: int) -> None:
@@ -173,6 +188,9 @@ class BoundCoalitionMasks(BoundRegionMasks):
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """``coalition`` bool ``(n, players)``, True where a player is kept."""
         return {"coalition": self.coalitions[np.asarray(ids, dtype=int)]}
+
+    def hidden_numbers(self, ids: Ids) -> np.ndarray:
+        return ~self.codes(ids)["coalition"][:, len(self.players) - len(self.numbers) :]
 
 
 @dataclass(frozen=True)

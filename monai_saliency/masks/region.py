@@ -161,7 +161,10 @@ class BoundRegionMasks(BoundMasks):
         return self._on_voxels(to_device(codes["coalition"], device, self.dtype), 1.0, self.index[box].to(device))
 
     def _on_voxels(self, values: Tensor, elsewhere: float, index: Tensor) -> Tensor:
-        """Values ``(n, parts)`` on the voxels of some regions, ``(n, channels or 1, *index.shape)``."""
+        """Values ``(n, parts)`` on the voxels of some regions, ``(n, channels or 1, *index.shape)``. Columns after the
+        parts belong to numbers, which have no voxels.
+        """
+        values = values[:, : len(self.values) * (self.channels or 1)]
         table = values.unflatten(1, (-1, self.channels or 1)).transpose(1, 2)
         table = torch.cat([table.new_full((*table.shape[:2], 1), elsewhere), table], dim=2)
         shape, flat = table.shape[:2], index.flatten()

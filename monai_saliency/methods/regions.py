@@ -141,6 +141,11 @@ def shapley(
     run again: the values of these regions are estimates then, as ``stopped`` in the summary reports, with a standard
     error.
 
+    If the network takes a few numbers next to the image (age, laboratory values), each number can be a player like a
+    region: ``inputs=DictInput("image", numbers={"clinical": {"age": 62.0, "sex": 0.5}})`` gives their baselines, see
+    :class:`~monai_saliency.DictInput`. Regions and numbers then sum to the score of the case less the score of the fill
+    with all baselines. The map shows the regions; ``shapley_values`` and ``regions.csv`` list both.
+
     Args:
         num_coalitions: how many sets of regions are scored for an estimate (KernelSHAP, Leverage SHAP: arXiv
             2410.01917): ten for each region are a good start, three the least. By default all that there are, or that

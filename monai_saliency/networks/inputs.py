@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from monai.inferers import Inferer, PatchInferer, SlidingWindowInferer
 
-from monai_saliency.cases import with_own_meta
-from monai_saliency.utils.arguments import written
-from monai_saliency.utils.tensors import plain
+from monai_saliency.cases import Number, with_own_meta
+from monai_saliency.utils.arguments import number, written
+from monai_saliency.utils.tensors import plain, to_device
 
 Infer = Callable[..., Any]
 TakeApart = Callable[[torch.Tensor], dict[Any, torch.Tensor]]
@@ -33,21 +34,47 @@ class SplitInputs:
     held_values: Mapping[Any, torch.Tensor] = field(default_factory=dict)
     channels: Mapping[Any, tuple[slice, torch.dtype]] = field(default_factory=dict)
     names: Sequence[Any] = ()
+    numbers: Mapping[Any, Mapping[str, float]] = field(default_factory=dict)
 
     def take_apart(self, batch: torch.Tensor, values: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
         """The network's inputs by name, from a batch ``(n, C + H, *spatial)`` and held values ``(n, ...)``."""
         images = {name: batch[:, channels].to(dtype) for name, (channels, dtype) in self.channels.items()}
         return {name: images[name] if name in images else values[name] for name in self.names}
 
-    def values_of(self, counts: Sequence[tuple[int, int]], total: int) -> dict[Any, torch.Tensor]:
-        """The held values ``(total, ...)`` for the rows of a batch, whose last case's value fills the rest."""
+    def numbers_of(self, index: int) -> dict[str, Number]:
+        """The numbers of a case that are hidden like regions, by name."""
+        found: dict[str, Number] = {}
+        for key, baselines in self.numbers.items():
+            values = self.held_values[key][index].reshape(-1).tolist()
+            each = zip(baselines, values, baselines.values(), strict=True)
+            found |= {name: Number(value, baseline) for name, value, baseline in each}
+        return found
+
+    def values_of(
+        self, counts: Sequence[tuple[int, int]], total: int, hidden: np.ndarray | None = None
+    ) -> dict[Any, torch.Tensor]:
+        """The held values ``(total, ...)`` for the rows of a batch, whose last case's value fills the rest. Numbers that
+        a row hides, bool ``(rows, numbers)``, are replaced by their baselines.
+        """
         if not self.held_values:
             return {}
         filled = [*counts, (counts[-1][0], total - sum(count for _, count in counts))]
-        return {
+        found = {
             name: torch.cat([value[i : i + 1].expand(count, *value.shape[1:]) for i, count in filled])
             for name, value in self.held_values.items()
         }
+        if hidden is not None:
+            self._hide(found, hidden)
+        return found
+
+    def _hide(self, values: Mapping[Any, torch.Tensor], hidden: np.ndarray) -> None:
+        """Replace hidden numbers by their baselines, in place."""
+        start = 0
+        for key, baselines in self.numbers.items():
+            rows, stop = values[key][: len(hidden)].view(len(hidden), -1), start + len(baselines)
+            baseline = to_device(np.array([*baselines.values()]), rows.device, rows.dtype)
+            rows.copy_(torch.where(to_device(hidden[:, start:stop], rows.device), baseline, rows))
+            start = stop
 
 
 class TensorInput:
@@ -109,11 +136,12 @@ class ListInput(TensorInput):
 class _NamedInputs(TensorInput):
     """Several inputs: a dictionary of tensors ``(B, ...)``, or a sequence of tensors, which are named 0, 1, ..."""
 
-    def __init__(self, perturb: str | int | Sequence[str | int]) -> None:
+    def __init__(self, perturb: str | int | Sequence[str | int], numbers: Mapping[Any, Any] | None = None) -> None:
         names = perturb if isinstance(perturb, Sequence) and not isinstance(perturb, str) else [perturb]
         if not names or not all(isinstance(name, (str, int)) and not isinstance(name, bool) for name in names):
             raise ValueError(f"`perturb` must be the name of an input, or a list of names, got {perturb!r}")
         self.perturb = list(names)
+        self.numbers = _baselines(numbers)
 
     def split(self, inputs: Any) -> SplitInputs:
         if not isinstance(inputs, (Mapping, Sequence)):
@@ -132,6 +160,8 @@ class _NamedInputs(TensorInput):
                     f"{tuple(first.shape)} {first.dtype}, {name!r} is {tuple(image.shape)} {image.dtype}"
                 )
         held = {name: _held(name, value, first) for name, value in tensors.items() if name not in perturbed}
+        for key, baselines in self.numbers.items():
+            _check_columns(key, baselines, held)
         grid = first.shape[2:]
         on_grid = {name: each for name, each in held.items() if each.ndim == first.ndim and each.shape[2:] == grid}
         channels, start = {}, 0
@@ -145,6 +175,7 @@ class _NamedInputs(TensorInput):
             held_values={name: value for name, value in held.items() if name not in on_grid},
             channels=channels,
             names=list(tensors),
+            numbers=self.numbers,
         )
 
     def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
@@ -166,6 +197,12 @@ class DictInput(_NamedInputs):
     Args:
         perturb: the name of the input that is perturbed, or several names. Several inputs must lie on one grid; they
             are masked together, as channels of one image. All other inputs are held.
+        numbers: the held numbers, such as age and laboratory values, that :func:`~monai_saliency.shapley` hides like
+            regions, so that each has a Shapley value: by input, the name of each of its columns with its *baseline*,
+            such as ``{"clinical": {"age": 62.0, "sex": 0.5}}`` for an input ``(B, 2)``; ``{"age": 62.0}`` for an input
+            of one number. The baseline stands in the number's place where it is hidden, in the unit that the network
+            takes: the mean over the cohort, or a value that is normal. It decides what the number's value means, and
+            has no default. None by default: all are held.
 
     Example::
 
@@ -189,6 +226,7 @@ class ArgumentInputs(_NamedInputs):
     Args:
         perturb: the name of the input that is perturbed (its position 0, 1, ... if the inputs are a sequence), or
             several names, as for :class:`DictInput`. All other inputs are held.
+        numbers: held numbers that :func:`~monai_saliency.shapley` hides like regions, as for :class:`DictInput`.
         positional: the names of the inputs that are passed by position, in this order. The other inputs are passed by
             name. By default all inputs are passed by position, in the order in which they are given.
 
@@ -204,8 +242,13 @@ class ArgumentInputs(_NamedInputs):
         [[[[1.0, 2.0, 3.0]]]]
     """
 
-    def __init__(self, perturb: str | int | Sequence[str | int], positional: Sequence[str | int] | None = None) -> None:
-        super().__init__(perturb)
+    def __init__(
+        self,
+        perturb: str | int | Sequence[str | int],
+        positional: Sequence[str | int] | None = None,
+        numbers: Mapping[Any, Any] | None = None,
+    ) -> None:
+        super().__init__(perturb, numbers)
         if isinstance(positional, str):
             raise ValueError(f"`positional` must be a list of names, got {positional!r}")
         self.positional = None if positional is None else list(positional)
@@ -223,6 +266,36 @@ class ArgumentInputs(_NamedInputs):
         positional = list(inputs) if self.positional is None else self.positional
         named = {name: value for name, value in inputs.items() if name not in positional}
         return network(*(inputs[name] for name in positional), *args, **named, **kwargs)
+
+
+def _baselines(numbers: Any) -> dict[Any, dict[str, float]]:
+    """Check the setting ``numbers``: the baselines by input and name."""
+    if not isinstance(numbers, Mapping | None):
+        words = "such as {'clinical': {'age': 62.0, 'sex': 0.5}}"
+        raise ValueError(f"`numbers` must be the baseline of each number by its input and name, {words}, got {numbers}")
+    found = {
+        key: {str(name): number(f"numbers: the baseline of {name}", each) for name, each in baselines.items()}
+        for key, given in (numbers or {}).items()
+        for baselines in [given if isinstance(given, Mapping) else {key: given}]
+    }
+    names = [name for baselines in found.values() for name in baselines]
+    if len({*names}) < len(names):
+        raise ValueError(f"`numbers` must have different names, got {names}")
+    return found
+
+
+def _check_columns(key: Any, baselines: Mapping[str, float], held: Mapping[Any, torch.Tensor]) -> None:
+    """Check the input ``(B, n)`` of some numbers, or ``(B,)`` of one."""
+    if key not in held:
+        raise ValueError(f"`numbers` names the input {key!r}, and the inputs that are held are {list(held)}")
+    value = held[key]
+    if value.ndim > 2 or value[0].numel() != len(baselines):
+        words = f"a column for each of the numbers {list(baselines)}"
+        raise ValueError(f"input {key!r} must have shape (B, {len(baselines)}), {words}, got {tuple(value.shape)}")
+    fractions = [name for name, each in baselines.items() if not each.is_integer()]
+    if fractions and not value.is_floating_point():
+        words = f"the baseline {baselines[fractions[0]]:g} of {fractions[0]!r} is not a whole number: call .float()"
+        raise ValueError(f"input {key!r} is of {str(value.dtype)[6:]}, and {words}")
 
 
 def _held(name: Any, value: Any, first: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from monai.transforms import Compose, MapTransform
 from monai.utils import CommonKeys
 
 from monai_saliency.cases import image_spacing
+from monai_saliency.estimators.shapley import shapley_values
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.tables import REGION_COLUMNS, CaseTable
 from monai_saliency.transforms.regions import SaveLabelRegionsd
@@ -147,8 +148,9 @@ class SaveRegionsd(MapTransform):
 def region_rows(
     explanation: Explanation, spacing: Sequence[float] | None = None, names: Mapping[Any, str] | None = None
 ) -> list[dict[str, Any]]:
-    """The values of the regions in the maps of a case, as rows with :data:`REGION_COLUMNS`: the value in the score's
-    unit, the volume in ml on the grid that the network sees.
+    """The values of the regions in the maps of a case, as rows with :data:`REGION_COLUMNS`: ``saliency`` in the score's
+    unit, the volume in ml on the grid that the network sees; ``kind`` is ``region``. Numbers of the case that were
+    hidden too follow, with the ``kind`` ``number``, their ``value`` and ``baseline``.
     """
     regions = explanation.masks.regions
     if regions is None:
@@ -165,6 +167,20 @@ def region_rows(
         for place, region in enumerate(regions.values, start=1):
             volume = "" if voxel is None else round(int(counts[place]) * voxel, 6)
             where = "" if channel is None else channel
-            cells = explanation.name, label, where, region, named.get(int(region), ""), float(values[place]), volume
+            name = named.get(int(region), "")
+            cells = explanation.name, label, where, "region", region, name, float(values[place]), volume, "", ""
+            rows.append(dict(zip(REGION_COLUMNS, cells, strict=True)))
+    return [*rows, *_number_rows(explanation)]
+
+
+def _number_rows(explanation: Explanation) -> list[dict[str, Any]]:
+    """The Shapley values of a case's numbers, for each score."""
+    if not (numbers := explanation.masks.numbers):
+        return []
+    found, rows = shapley_values(explanation), []
+    for place, label in enumerate(explanation.target.labels):
+        values = found.table(place)
+        for name, (value, baseline) in numbers.items():
+            cells = explanation.name, label, "", "number", "", name, values[name], "", value, baseline
             rows.append(dict(zip(REGION_COLUMNS, cells, strict=True)))
     return rows
