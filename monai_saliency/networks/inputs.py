@@ -53,8 +53,8 @@ class SplitInputs:
     def values_of(
         self, counts: Sequence[tuple[int, int]], total: int, hidden: np.ndarray | None = None
     ) -> dict[Any, torch.Tensor]:
-        """The held values ``(total, ...)`` for the rows of a batch, whose last case's value fills the rest. Numbers that
-        a row hides, bool ``(rows, numbers)``, are replaced by their baselines.
+        """The held values ``(total, ...)`` for the rows of a batch, whose last case's value fills the rest. Numbers are
+        replaced by their baselines where a row hides them, bool ``(rows, numbers)``.
         """
         if not self.held_values:
             return {}
@@ -273,11 +273,10 @@ def _baselines(numbers: Any) -> dict[Any, dict[str, float]]:
     if not isinstance(numbers, Mapping | None):
         words = "such as {'clinical': {'age': 62.0, 'sex': 0.5}}"
         raise ValueError(f"`numbers` must be the baseline of each number by its input and name, {words}, got {numbers}")
-    found = {
-        key: {str(name): number(f"numbers: the baseline of {name}", each) for name, each in baselines.items()}
-        for key, given in (numbers or {}).items()
-        for baselines in [given if isinstance(given, Mapping) else {key: given}]
-    }
+    found: dict[Any, dict[str, float]] = {}
+    for key, given in (numbers or {}).items():
+        baselines = given if isinstance(given, Mapping) else {key: given}
+        found[key] = {str(name): number(f"baseline of {name}", each) for name, each in baselines.items()}
     names = [name for baselines in found.values() for name in baselines]
     if len({*names}) < len(names):
         raise ValueError(f"`numbers` must have different names, got {names}")
