@@ -132,6 +132,7 @@ def check_python(made: dict[str, Any], folder: Path) -> None:
     assert [tuple(each.saliency.shape) for each in made["organs"]] == [(1, 12, 12, 12)] * 2
     assert made["t1_t2_flair"].shape == (2, 1, 12, 12, 12)
     assert made["maps"].shape == (2, 1, 12, 12, 12)
+    assert ms.estimators.shapley_values(made["both"][0]).players == [0, 1, 2, "age", "crp"]
     inferer = made["my_method"](4, target=ms.ClassScore([0], "none"))
     assert torch.isfinite(inferer(made["images"], Network())).all()
 

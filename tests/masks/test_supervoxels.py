@@ -111,7 +111,7 @@ class TestRegionRows:
             image, lambda x: torch.cat([total(x), -2 * total(x)], 1), cases=[Case("ct_7", labels=labels)]
         )
         rows = region_rows(explanation, spacing=(10.0, 10.0, 5.0), names={"2": "liver", 9: "spleen"})
-        shared = {"case": "ct_7", "channel": ""}
+        shared = {"case": "ct_7", "channel": "", "kind": "region", "value": "", "baseline": ""}
         two = {"region": 2, "name": "liver", "volume_ml": 1.0}
         five = {"region": 5, "name": "", "volume_ml": 1.0}
         nine = {"region": 9, "name": "spleen", "volume_ml": 0.5}
