@@ -16,6 +16,7 @@ from monai_saliency.distributed.base import Engine as SharingEngine
 from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.handlers.trust import Trust
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.networks.inputs import ArgumentInputs
 from monai_saliency.networks.runtime import accelerated, check_runtime
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import Target
@@ -51,6 +52,9 @@ class AttachSettings:
             elsewhere with random masks there (:class:`~monai_saliency.bundle.chosen_method.MethodChoice`).
         fill: what hides a voxel: a number, a fill or its name, or ``"auto"``: chosen on the first three cases
             (:func:`~monai_saliency.inferers.choose_fill`).
+        numbers: numbers that the evaluator gives its network by name, as MONAI's ``PrepareBatchExtraInput`` does, and
+            that ``method="shapley"`` hides like regions: their names and baselines by argument, such as
+            ``{"clinical": {"age": 62.0, "sex": 0.5}}`` (:class:`~monai_saliency.DictInput`).
         fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
         mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large. ``"auto"``
             decides by the size of the image.
@@ -97,6 +101,7 @@ class AttachSettings:
     method: str | Callable[..., PerturbationInferer] = AUTO
     fill: float | str | Callable[[torch.Tensor], torch.Tensor] = "auto"
     fill_unit: str = "network"
+    numbers: Mapping[str, Any] | None = None
     mask_batch_size: int | str | None = None
     amp: str | bool | None = False
     channels_last: bool = False
@@ -141,6 +146,9 @@ class AttachSettings:
         self.report = flag("report", self.report)
         self.standard_error = flag("standard_error", self.standard_error)
         self.measures = Trust(self.trust_steps) if flag("trust", self.trust) else None
+        self.inputs = ArgumentInputs("image", ["image"], self.numbers) if self.numbers else None
+        if self.inputs is not None and self.measures is not None:
+            raise ValueError(f"`{self.prefix}trust` measures networks of an image alone: leave out `numbers`, or trust")
         self.keeps_place = flag(f"{self.prefix}keeps_place", self.keeps_place)
 
     def writers(self, folder: str | Path) -> Compose:
@@ -158,7 +166,7 @@ class AttachSettings:
             output = None
         own = own_inferer(evaluator)
         method = self.choice.choose(own, image)
-        return method(
+        made = method(
             target=target,
             fill=fill_in_unit(self.fill) if self.fill_unit == "network" else None,
             inferer=own,
@@ -167,6 +175,7 @@ class AttachSettings:
             output=output,
             autocast=dict(evaluator.amp_kwargs) if evaluator.amp else None,
         )
+        return made if self.inputs is None else made.replace(inputs=self.inputs)
 
     def network(self, network: Any) -> Any:
         """The network that explains, of the one that predicts: the same one, run as fast as the settings say."""

@@ -135,8 +135,9 @@ class AttachedHandler(SaliencyHandler):
         for group in filter(None, groups):
             # If a detector finds no box, the surest of those below its threshold is explained.
             unsure = call.is_list and finds_nothing(_predicted(engine, call)[group[0]])
-            changes: dict[str, Any] = {"inputs": ListInput() if call.is_list else TensorInput()}
-            changes["inferer"] = Replay.of(self._own, call.of(group), unsure)
+            inputs = self.settings.inputs or (ListInput() if call.is_list else TensorInput())
+            held, own = call.of(group).taken([*(self.settings.numbers or ())])
+            changes: dict[str, Any] = {"inputs": inputs, "inferer": Replay.of(self._own, own, unsure)}
             if self.settings.mask_batch_size is None:
                 changes["mask_batch_size"] = max(1, min(16, _BATCH_VALUES // images[group[0]].numel()))
             # The cases have their own files and voxel sizes, and a stack would have the first one's.
@@ -144,7 +145,7 @@ class AttachedHandler(SaliencyHandler):
             together = torch.stack([images[i] if alone else plain(images[i]) for i in group])
             # A detector without its threshold gives more boxes than it predicted.
             predicted = [None if unsure else predictions[i] for i in group]
-            yield Batch(together, [cases[i] for i in group], self._explains.replace(**changes), predicted)
+            yield Batch(together, [cases[i] for i in group], self._explains.replace(**changes), predicted, held)
 
     def _start(self, engine: Any, items: list[dict[Any, Any]], images: Sequence[torch.Tensor], call: Call) -> None:
         """Find the images among what the loader gives, and print what will be explained of the first."""

@@ -59,6 +59,14 @@ class Call:
         inputs = [self.inputs[i] for i in group]
         return Call(inputs, *tree_map(row, (tuple(self.args), dict(self.kwargs))))
 
+    def taken(self, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], Call]:
+        """Some of the further arguments, by name, and the call without them."""
+        if missing := [name for name in names if not isinstance(self.kwargs.get(name), torch.Tensor)]:
+            given = f"the evaluator gives its network the arguments {sorted(self.kwargs)} by name"
+            raise ValueError(f"`numbers` names {missing}, and {given}: name tensors among them")
+        rest = {name: value for name, value in self.kwargs.items() if name not in names}
+        return {name: self.kwargs[name] for name in names}, Call(self.inputs, self.args, rest, self.output)
+
 
 class Recorder(Inferer):
     """A bundle's inferer that keeps its calls."""

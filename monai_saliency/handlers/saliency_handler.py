@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,7 @@ class Batch:
     items: Sequence[dict[Any, Any]]
     inferer: PerturbationInferer | None = None
     predictions: Sequence[Any] | None = None
+    held: Mapping[Any, torch.Tensor] = field(default_factory=dict)
 
 
 class SaliencyHandler:
@@ -213,7 +214,8 @@ class SaliencyHandler:
             predictions = batch.predictions or [None] * len(batch.items)
             cases = [self._case_of(*each) for each in zip(batch.items, predictions, strict=True)]
             self._open(engine, batch)
-            self.explainer.explain(batch.inputs, cases, partial(self._write_later, batch, cases), batch.inferer)
+            write = partial(self._write_later, batch, cases)
+            self.explainer.explain(batch.inputs, cases, write, batch.inferer, batch.held)
 
     def _open(self, engine: Any, batch: Batch) -> None:
         """Print what is explained and how, once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,6 +63,7 @@ class _Claimed:
     index: int
     case: Case
     claim: ExitStack
+    held: Mapping[Any, torch.Tensor]
 
 
 class CaseExplainer:
@@ -102,8 +103,11 @@ class CaseExplainer:
         cases: Sequence[Case],
         write: Callable[[Explained], None],
         inferer: PerturbationInferer | None = None,
+        held: Mapping[Any, torch.Tensor] | None = None,
     ) -> None:
-        """Explain a batch, but for the cases that another process holds."""
+        """Explain a batch, but for the cases that another process holds. ``held`` are the network's other inputs that
+        the inferer's ``inputs`` takes, each ``(B, ...)``.
+        """
         with ExitStack() as stack:
             claimed = []
             for index, case in enumerate(cases):
@@ -113,7 +117,8 @@ class CaseExplainer:
                 except Exception as error:  # a name that no folder can have
                     self.refuse(case.name, error)
                 else:
-                    claimed += [_Claimed(index, case, claim)] * is_mine
+                    own = {name: plain(value)[index : index + 1] for name, value in (held or {}).items()}
+                    claimed += [_Claimed(index, case, claim, own)] * is_mine
             if claimed:
                 # Plain tensors from here on: the cases hold their meta data.
                 free = plain(images)[[each.index for each in claimed]]
@@ -141,7 +146,7 @@ class CaseExplainer:
         inferer: PerturbationInferer,
     ) -> None:
         cases, part = [each.case for each in claimed], self.assignment.part
-        stored = self._stored(images, cases, inferer)
+        stored = self._stored(images, claimed, inferer)
         if stored is None and part.count > 1:
             names = ", ".join(case.name for case in cases)
             raise ValueError(
@@ -151,7 +156,9 @@ class CaseExplainer:
         start = Timestamp(images.device)
         explanations = None
         try:
-            states = self._assigned(inferer).score(images, self.network, cases=cases, stored=stored, part=part)
+            held = {name: torch.cat([each.held[name] for each in claimed]) for name in claimed[0].held}
+            inputs = inferer.inputs.join(images, held)
+            states = self._assigned(inferer).score(inputs, self.network, cases=cases, stored=stored, part=part)
             explanations = [self._explanation(state) for state in states]
         except Exception as error:
             if len(claimed) == 1 or self.failures is None:
@@ -189,7 +196,7 @@ class CaseExplainer:
         return state.explanation()
 
     def _stored(
-        self, images: torch.Tensor, cases: Sequence[Case], inferer: PerturbationInferer
+        self, images: torch.Tensor, claimed: Sequence[_Claimed], inferer: PerturbationInferer
     ) -> list[CaseScores] | None:
         """The scores on disk of each case; None where none are kept."""
         if self.store is None:
@@ -198,8 +205,9 @@ class CaseExplainer:
             # For each batch: weights, or an attribute of a fill, may change in place between batches.
             network = network_key(self.network, self.network_id)
             reads_file = isinstance(inferer.fill, CaseFill)
-            each = [replace(case, image=image) for case, image in zip(cases, images, strict=True)]
-            keys = [scores_key(network, list(inferer.deciding.values()), case, reads_file) for case in each]
+            cases = [replace(each.case, image=image) for each, image in zip(claimed, images, strict=True)]
+            settings = [[*inferer.deciding.values(), *([each.held] if each.held else [])] for each in claimed]
+            keys = [scores_key(network, *each, reads_file) for each in zip(settings, cases, strict=True)]
         except Unfingerprintable as error:
             warnings.warn(f"scores are not kept: {error}", stacklevel=2)
             return None

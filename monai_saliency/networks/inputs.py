@@ -99,9 +99,10 @@ class TensorInput:
 
     def check_inferer(self, split: SplitInputs, inferer: Inferer) -> None:
         """Refuse an inner MONAI inferer that cannot run these inputs."""
-        if split.held_values and isinstance(inferer, (SlidingWindowInferer, PatchInferer)):
+        inner = getattr(inferer, "inferer", inferer)  # of a bundle, which is replayed
+        if split.held_values and isinstance(inner, (SlidingWindowInferer, PatchInferer)):
             words = f"held inputs {list(split.held_values)} are not on the images' grid"
-            raise ValueError(f"{words}, so {type(inferer).__name__} cannot cut them into patches: use SimpleInferer")
+            raise ValueError(f"{words}, so {type(inner).__name__} cannot cut them into patches: use SimpleInferer")
 
     def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
         """The network's output for a batch ``(n, C + H, *spatial)`` of perturbed and held images, run by the inner

@@ -101,9 +101,10 @@ def test_under_amp_and_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert all(float(row["predictions"]) < float(row["forwards"]) for row in rows)
 
 
-def explained(run: Any, folder: Path) -> list[str]:
+def explained(run: Any, folder: Path, **more: Any) -> list[str]:
     """The cases that get a map, and that nothing else is listed."""
-    handler = ms.attach(run, folder, method="sliding_window", window_size=4, stride=4, activation="none", picture=False)
+    given: dict[str, Any] = {"method": "sliding_window", "window_size": 4, "stride": 4, "activation": "none", **more}
+    handler = ms.attach(run, folder, picture=False, **given)
     run.run()
     assert not (folder / "failures.csv").exists()
     return handler.explained
@@ -180,6 +181,51 @@ def test_further_inputs_of_each_image(kind: str, tmp_path: Path) -> None:
         rows.append([(row["score"], row["peak_saliency"]) for row in rows_of(out / "summary.csv")])
     assert rows[0] == rows[1]
     assert len({score for score, _ in rows[0]}) == 3
+
+
+def halves(image: torch.Tensor, spacing: Any) -> torch.Tensor:
+    return 1 + (torch.arange(image[0].numel()).reshape(1, *image.shape[1:]) > 400).long()
+
+
+def test_numbers_of_each_image(tmp_path: Path) -> None:
+    """Arguments that the evaluator gives its network by name are players; kept scores are of the same numbers."""
+    baselines = {"clinical": {"age": 62.0, "crp": 3.0}}
+    data = [
+        {"image": torch.rand(1, 12, 11, 10, generator=torch.manual_seed(i)), "v": [71.0 + i, 9.0]} for i in range(2)
+    ]
+
+    class Network(torch.nn.Module):
+        def forward(self, x: torch.Tensor, clinical: torch.Tensor) -> torch.Tensor:
+            return classify(x) * clinical[:, :1] + clinical[:, 1:]
+
+    def run(items: list[dict[str, Any]], **settings: Any) -> list[str]:
+        def prepare(batch: Any, *_: Any, **__: Any) -> Any:
+            return batch["image"], None, (), {"clinical": torch.stack(batch["v"], dim=1).float()}
+
+        evaluator = in_memory(items, Network(), batch_size=2, prepare_batch=prepare)
+        given: dict[str, Any] = {"method": "shapley", "regions": halves, "classes": [0], "activation": "none"}
+        given |= {"fill": 0.0, "mask_batch_size": 1, "network_id": "1", "report": False, **settings}
+        ms.attach(evaluator, tmp_path, numbers=baselines, **given)
+        evaluator.run()
+        return [row["forwards"] for row in rows_of(tmp_path / "summary.csv")]
+
+    assert run(data) == ["16", "16"]
+    inputs = ms.DictInput("image", numbers=baselines)
+    explain = ms.shapley(regions=halves, target=ms.ClassScore([0], "none"), inputs=inputs)
+    table = rows_of(tmp_path / "regions.csv")
+    for place, item in enumerate(data):
+        given = {"image": item["image"][None], "clinical": torch.tensor([item["v"]])}
+        (found,) = explain.explain(given, lambda batch: Network()(batch["image"], batch["clinical"]))
+        rows = table[4 * place : 4 * place + 4]
+        assert [row["name"] or row["region"] for row in rows] == ["1", "2", "age", "crp"]
+        expected = ms.estimators.shapley_values(found).table().values()
+        assert [float(row["saliency"]) for row in rows] == pytest.approx([*expected], rel=1e-4)
+    assert run(data) == ["1", "1"]
+    assert run([data[0], {**data[1], "v": [40.0, 9.0]}]) == ["1", "16"]
+    with pytest.raises(ValueError, match=r"`numbers` names \['clinical'\]"):
+        explained(evaluator(tmp_path, network=Classify()), tmp_path / "none", numbers=baselines)
+    with pytest.raises(ValueError, match="`trust` measures networks of an image alone"):
+        run(data, trust=True)
 
 
 def in_memory(items: list[dict[str, Any]], network: torch.nn.Module, batch_size: int = 1, **settings: Any) -> Any:
