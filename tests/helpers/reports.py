@@ -125,12 +125,13 @@ def write_failure(folder: Path, case: str, error: str) -> None:
     CaseTable(folder / "failures.csv", columns=Failures.COLUMNS).add([{"case": case, "stage": "load", "error": error}])
 
 
-def write_regions(folder: Path, case: str, values: dict[str, float]) -> None:
-    """Write a case's rows of regions, by name."""
+def write_regions(folder: Path, case: str, values: dict[str, float], *numbers: dict[str, Any]) -> None:
+    """Write a case's rows of regions, by name, and further rows of numbers."""
     rows: list[dict[str, Any]] = [
         {"case": case, "class": 0, "region": i, "name": name, "saliency": value, "volume_ml": 10.0 * i}
         for i, (name, value) in enumerate(values.items(), start=1)
     ]
+    rows += [{"case": case, "class": 0, "kind": "number", **each} for each in numbers]
     CaseTable(folder / "regions.csv", columns=REGION_COLUMNS).add(rows)
 
 

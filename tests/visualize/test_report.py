@@ -156,15 +156,18 @@ def test_names_are_text(tmp_path: Path) -> None:
 
 def test_regions_are_bars(tmp_path: Path) -> None:
     write_case(tmp_path, "a", head(SHAPE, 0, 1), MAPS[:1], OBLIQUE)
-    write_regions(tmp_path, "a", {"spleen": 0.25, "liver": -0.5, "spine": 0.0})
+    age = {"name": "age", "saliency": 0.125, "value": 71.0, "baseline": 62.0}
+    write_regions(tmp_path, "a", {"spleen": 0.25, "liver": -0.5, "spine": 0.0}, age)
     write_report(tmp_path)
     page = Page(page_of(tmp_path, "a"))
     bars = [each for each in page.all("span") if each.get("class") in ("warm", "cold")]
     assert [(each["class"], each["style"]) for each in bars] == [
         ("cold", "left:0.00%;width:50.00%"),  # the largest first, towards the left from the middle
         ("warm", "left:50.00%;width:25.00%"),
+        ("warm", "left:50.00%;width:12.50%"),
         ("warm", "left:50.00%;width:0.00%"),
     ]
+    assert "71 instead of 62" in page.text
 
 
 @pytest.mark.parametrize("damaged", [False, True])
