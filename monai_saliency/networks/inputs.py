@@ -142,7 +142,7 @@ class _NamedInputs(TensorInput):
         if not names or not all(isinstance(name, (str, int)) and not isinstance(name, bool) for name in names):
             raise ValueError(f"`perturb` must be the name of an input, or a list of names, got {perturb!r}")
         self.perturb = list(names)
-        self.numbers = _baselines(numbers)
+        self.numbers = None if numbers is None else _baselines(numbers)
 
     def split(self, inputs: Any) -> SplitInputs:
         if not isinstance(inputs, (Mapping, Sequence)):
@@ -161,7 +161,7 @@ class _NamedInputs(TensorInput):
                     f"{tuple(first.shape)} {first.dtype}, {name!r} is {tuple(image.shape)} {image.dtype}"
                 )
         held = {name: _held(name, value, first) for name, value in tensors.items() if name not in perturbed}
-        for key, baselines in self.numbers.items():
+        for key, baselines in (self.numbers or {}).items():
             _check_columns(key, baselines, held)
         grid = first.shape[2:]
         on_grid = {name: each for name, each in held.items() if each.ndim == first.ndim and each.shape[2:] == grid}
@@ -176,7 +176,7 @@ class _NamedInputs(TensorInput):
             held_values={name: value for name, value in held.items() if name not in on_grid},
             channels=channels,
             names=list(tensors),
-            numbers=self.numbers,
+            numbers=self.numbers or {},
         )
 
     def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
@@ -271,11 +271,11 @@ class ArgumentInputs(_NamedInputs):
 
 def _baselines(numbers: Any) -> dict[Any, dict[str, float]]:
     """Check the setting ``numbers``: the baselines by input and name."""
-    if not isinstance(numbers, Mapping | None):
+    if not isinstance(numbers, Mapping):
         words = "such as {'clinical': {'age': 62.0, 'sex': 0.5}}"
         raise ValueError(f"`numbers` must be the baseline of each number by its input and name, {words}, got {numbers}")
     found: dict[Any, dict[str, float]] = {}
-    for key, given in (numbers or {}).items():
+    for key, given in numbers.items():
         baselines = given if isinstance(given, Mapping) else {key: given}
         found[key] = {str(name): number(f"baseline of {name}", each) for name, each in baselines.items()}
     names = [name for baselines in found.values() for name in baselines]
