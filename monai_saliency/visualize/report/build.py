@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -146,7 +145,6 @@ def _cohort_page(cohort: Cohort, title: str, thumbnails: Mapping[str, Sequence[s
         cases=cohort.cases,
         thumbnails=thumbnails,
         rows=rows,
-        classes=sorted({class_words(row) for row in rows}),
         figures=_figures(cohort),
         scales=cohort.scales,
         panels=panels,
@@ -196,21 +194,19 @@ def _case_page(
 ) -> str:
     """The page of a case: its viewer, or ``problem``. ``near`` are the cases before and after it."""
     data = None if shown is None else shown.data()
-    element = "pixel" if data is not None and len(data["shape"]) == 2 else "voxel"
-    scripts = ["niivue.umd.js", "volume.js"] if data is not None and len(data["shape"]) == 3 else ["picture.js"]
+    is_flat = data is not None and len(data["shape"]) == 2
+    scripts, element = (["picture.js"], "pixel") if is_flat else (["niivue.umd.js", "volume.js"], "voxel")
     return rendered(
         "case.html",
         title=case.case,
         scripts=[] if data is None else ["ratings.js", *scripts, "case.js"],
         near=near,
-        rows=case.rows,
+        case=case,
         data=data,
         problem=problem,
-        thinned=1 if data is None else math.prod(data["stride"]),
         curves=curve_charts(case.rows, element) if any(row.get("trust_curves") for row in case.rows) else [],
         element=element,
         runs=_runs(case.rows, settings),
-        map_key="saliency" if case.kept is None else case.kept.key,
         charts=_charts(case.regions),
     )
 
