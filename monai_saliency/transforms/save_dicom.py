@@ -149,8 +149,9 @@ def save_parametric_map(
 ) -> None:
     """Write one map as a DICOM Parametric Map, whole or not at all.
 
-    It refers to the series' slices and has its frame of reference, and so its patient too. The same map and series
-    give the same UIDs. Of several classes each has its own file.
+    It refers to the series' slices and has its frame of reference, and so its patient too. Its frames follow the normal
+    of the slices' plane, whatever the order of the files. The same map and series give the same UIDs. Of several
+    classes each has its own file.
 
     Args:
         path: the file to write, ``*.dcm``.
@@ -182,7 +183,24 @@ def save_parametric_map(
         content_description=label,
         voi_lut_transformations=[window],
     )
+    _put_in_order(made, slices, frames)
     _save_frames(path, made, slices[0], found.uid("dimensions", label))
+
+
+def _put_in_order(made: Any, slices: Sequence[Any], frames: np.ndarray) -> None:
+    """Order a map's frames as the slices, along the normal of their plane. OHIF takes frame n for slice n of the scan
+    so ordered, wherever its header places it, and highdicom (0.28) begins at the other end.
+    """
+    place = {each.SOPInstanceUID: number for number, each in enumerate(slices, 1)}
+    groups = {
+        place[each.DerivationImageSequence[0].SourceImageSequence[0].ReferencedSOPInstanceUID]: each
+        for each in made.PerFrameFunctionalGroupsSequence
+    }
+    for number, group in groups.items():
+        group.FrameContentSequence[0].DimensionIndexValues = number
+    made.PerFrameFunctionalGroupsSequence = [groups[number] for number in sorted(groups)]
+    word = "DoubleFloatPixelData" if frames.dtype == np.float64 else "FloatPixelData"
+    setattr(made, word, frames.tobytes())
 
 
 def save_segmentation(
