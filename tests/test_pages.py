@@ -162,6 +162,16 @@ def check_cost(made: dict[str, Any], folder: Path) -> None:
     assert float((found - expected).abs().max()) < 0.1 * float(expected.abs().max())
 
 
+def with_preprocessing(folder: Path) -> dict[str, Any]:
+    return {"network": Network(), "preprocessing": Compose([])}
+
+
+def check_viewers(made: dict[str, Any], folder: Path) -> None:
+    assert made["explain"].explain.masks.num_masks == 1000
+    assert callable(made["add_saliency"])  # tests/test_deploy.py runs such an app
+
+
+GIVEN["viewers"] = (with_preprocessing, check_viewers)
 GIVEN["cost"] = (lambda folder: {}, check_cost)
 GIVEN["README"] = (lambda folder: volumes(), check_readme)
 GIVEN["python"] = (in_python, check_python)
