@@ -17,7 +17,7 @@ from monai.networks.nets import DenseNet
 
 from monai_saliency.data.cohort import find_cases
 from monai_saliency.storage.files import load_image
-from monai_saliency.storage.tables import REGION_COLUMNS, CaseTable
+from monai_saliency.storage.tables import CaseTable
 from monai_saliency.transforms import SaveBidsd
 
 FIRST, SECOND = "sub-01/anat/sub-01_T1w", "sub-02/ses-a/anat/sub-02_ses-a_run-1_T1w"
@@ -101,12 +101,12 @@ def test_tables_other_scans_and_what_is_removed(tmp_path: Path, caplog: pytest.L
     path = dataset(tmp_path / "raw") / f"{FIRST}.nii.gz"
     scan = load_image(image_only=True, ensure_channel_first=True)(path)
     item = {"saliency": scan, "case": "sub-01_T1w", "saliency_path": str(path)}
-    table = CaseTable(tmp_path / "regions.csv", columns=REGION_COLUMNS)
-    table.add([{"case": "sub-01_T1w", "class": 1, "region": 4, "name": "liver", "saliency": 0.5}])
+    table = CaseTable(tmp_path / "regions.csv", columns=("case", "region", "name", "saliency"))
+    table.add([{"case": "sub-01_T1w", "region": 4, "saliency": 0.5}])
     save, folder = SaveBidsd("saliency", tmp_path, [table]), tmp_path / "derivatives" / "monai-saliency"
     save(item)
     table_file = folder / "sub-01/anat/sub-01_desc-saliencyRegions_T1w.tsv"
-    assert table_file.read_text() == "class\tchannel\tregion\tname\tsaliency\tvolume_ml\n1\tn/a\t4\tliver\t0.5\tn/a\n"
+    assert table_file.read_text() == "region\tname\tsaliency\n4\tn/a\t0.5\n"
     save.withdraw("sub-01/anat/sub-01_FLAIR")  # of the same subject
     assert len(made(folder / "sub-01")) == 3
     SaveBidsd("saliency", tmp_path, bids=False)(item)
