@@ -118,8 +118,8 @@ class Explanation:
         if not (found := [f"{share:.0%} of {label_name(label)}" for label, share in each if share > FILL_LEAVES]):
             return ""
         return (
-            f"with everything hidden {', '.join(found)} is left, so the map means little (no fill hides the absence of "
-            "something; for other scores try the fill mean, blur, inpaint or a number)"
+            f"with everything hidden {', '.join(found)} is left, so the map means little: no fill can hide an absence, "
+            "else try mean, blur or inpaint"
         )
 
     @property

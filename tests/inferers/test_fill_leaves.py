@@ -69,7 +69,7 @@ def test_a_network_that_ignores_the_image_has_no_fill() -> None:
 def test_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "monai_saliency"):
         found = explained(ClassScore([1], "softmax", "log_odds"), share(0.9))
-    words = "with everything hidden 90% of class 1 is left, so the map means little (no fill hides the absence"
+    words = "with everything hidden 90% of class 1 is left, so the map means little: no fill can hide an absence"
     assert found.stopped.startswith(words)
     assert words in caplog.text
     caplog.clear()
