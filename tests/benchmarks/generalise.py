@@ -42,8 +42,8 @@ except ImportError:
     attr = None
 
 Row = dict[str, Any]
-#: a map ``(*spatial)``, and how many predictions it took
-Found = tuple[torch.Tensor, float]
+#: a map ``(*spatial)``, how many predictions it took, and what else is known of it
+Found = tuple[torch.Tensor, float, Row]
 Method = Callable[[Question], Found]
 
 OPEN_MS = Path(os.environ.get("OPEN_MS", Path(__file__).resolve().parents[3] / "shared" / "data" / "open_ms"))
@@ -83,6 +83,31 @@ def filled(name: str, question: Question) -> Any:
     return getattr(fills, FILLS[name], fills.ConstantFill)()
 
 
+def leaves(question: Question, explain: Any, scale: str) -> float:
+    """How much of what a score can move by is left with everything hidden, by the network's output alone: of a class it
+    moves to chance, of a number as far as 64 random masks move it.
+    """
+    fill = explain.fill.bind(ms.Case("image", question.image[0])) if hasattr(explain.fill, "bind") else explain.fill
+    hidden, target = fill(question.image), question.target
+    images, nothing = torch.cat([question.image, hidden]), 0.5
+    if getattr(target, "activation", None) == "softmax" and isinstance(target, ms.ClassScore):
+        logits = question.network(images).double()
+        before, after = (logits[:, target.classes[0]] - logits[:, 1 - target.classes[0]]).tolist()  # two classes
+        if scale != "auto" or 0.01 <= 1 / (1 + np.exp(-before)) <= 0.99:
+            before, after = (1 / (1 + np.exp(-each)) for each in (before, after))
+        else:
+            nothing = 0.0
+        moves = abs(before - nothing)
+    else:
+        random = torch.Generator().manual_seed(0)
+        cells = torch.rand(64, 1, *[7] * question.truth.ndim, generator=random).round().to(hidden.device)
+        masks = torch.nn.functional.interpolate(cells, question.truth.shape)
+        scores = Score(question)(torch.cat([images, masks * question.image + (1 - masks) * hidden])).tolist()
+        before, after, moves = scores[0], scores[1], max(abs(each - scores[0]) for each in scores)
+    moved = abs(before - after)
+    return 1 - moved / max(moved, moves) if moved or moves else 1.0
+
+
 def ours(name: str, fill: str = "zero", scale: str = "auto", recalibrate: bool = False, **settings: Any) -> Method:
     """A method of the package. Settings that are functions take the question."""
 
@@ -99,7 +124,11 @@ def ours(name: str, fill: str = "zero", scale: str = "auto", recalibrate: bool =
             target = ms.Recalibrated(explain.target)
             explain = inferers.recalibrated(explain.replace(target=target), question.network, cohort)
         (found,) = explain.explain(question.image, question.network)
-        return found.saliency.float().sum(0), found.num_forwards / found.per_prediction
+        more = {key: float(value) for key in ("fill_leaves",) if (value := getattr(found, key, None)) is not None}
+        if more:
+            with torch.no_grad():
+                more |= {"none": bool(leaves(question, explain, scale) > 0.5), "reported": bool(found.fill_problem)}
+        return found.saliency.float().sum(0), found.num_forwards / found.per_prediction, more
 
     return explain
 
@@ -110,7 +139,7 @@ def peer(name: str, settings: Callable[[Question], Row]) -> Method:
     def explain(question: Question) -> Found:
         score = Score(question)
         found = getattr(attr, name)(score).attribute(question.image, **settings(question))
-        return found[0].detach().float().sum(0), score.count
+        return found[0].detach().float().sum(0), score.count, {}
 
     return explain
 
@@ -211,12 +240,12 @@ def explained(question: Question, methods: Iterable[str]) -> Iterator[Row]:
     for name in methods:
         begun = now(device)
         try:
-            saliency, forwards = METHODS[name](question)
+            saliency, forwards, more = METHODS[name](question)
         except (ValueError, NotImplementedError, AttributeError) as error:  # it has no such map, or captum is missing
             yield keys | {"method": name, "refused": str(error)[:200]}
             continue
         seconds = now(device) - begun
-        yield keys | {"method": name, "forwards": forwards, "seconds": seconds} | figures(score, saliency)
+        yield keys | {"method": name, "forwards": forwards, "seconds": seconds} | more | figures(score, saliency)
 
 
 def measure(unit: str, args: argparse.Namespace) -> list[Row]:
@@ -257,7 +286,14 @@ def tables(rows: list[Row]) -> str:
     for row in means:
         known = {key: row[key] for key in ("task", "cases", "accuracy")}
         each_task.setdefault(row["task"], known | dict.fromkeys(names))[row["method"]] = row["AUPRC"]
-    return "\n\n".join([markdown(summary), "AUPRC of each task:", markdown(list(each_task.values()))])
+    known = [row for row in rows if "reported" in row]
+    reported = [sum(row["reported"] for row in known if row["none"] is none) for none in (True, False)]
+    count = sum(row["none"] for row in known)
+    words = (
+        f"The fill is none in {count} maps, of which {reported[0]} say so, and one in {len(known) - count}, of which "
+    )
+    words += f"{reported[1]} say that it is none."
+    return "\n\n".join([markdown(summary), words, "AUPRC of each task:", markdown(list(each_task.values()))])
 
 
 def units(args: argparse.Namespace) -> list[str]:
