@@ -543,7 +543,7 @@ def test_maps_go_back_to_their_series_whichever_way_it_was_read(reader: str | No
     for number, (folder, change) in enumerate(zip(folders, series.values(), strict=True)):
         write(folder, f"1.2.{number + 3}", change, VOXELS)
     out = tmp_path / "out"
-    handler = explained_series(folders, out, reader, dicom=True, picture_scale=0.1)
+    handler = explained_series(folders, out, reader, dicom=True, dicom_seg=0.5, picture_scale=0.1)
     assert len(handler.explained) == 2
     failed = {row["error"] for row in rows_of(out / "failures.csv")}
     assert any("a gap of 5 mm after slice 4 of 8" in error for error in failed)
@@ -558,6 +558,8 @@ def test_maps_go_back_to_their_series_whichever_way_it_was_read(reader: str | No
         volume = hd.imread(out / f"{case}_saliency.dcm").get_volume(dtype=np.float64)
         values = saved.get_fdata()
         assert values.std() > 0
+        region = hd.seg.segread(out / f"{case}_saliency_seg.dcm").get_volume(combine_segments=True)
+        assert region.array.sum() == (values >= values.max() / 2).sum()
         for i, j, k in np.argwhere(np.ones(values.shape))[::37]:
             mm = np.diag([-1.0, -1, 1, 1]) @ saved.affine @ [i, j, k, 1]
             at = np.linalg.solve(volume.affine, mm)[:3]
