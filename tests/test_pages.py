@@ -27,7 +27,7 @@ from monai_saliency.bundle.configs import overlay_path
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "tutorials" / "pages").glob("*.md"))]
 #: those that are not in `PAGES` run as tests of their engine
-WITH_COMMANDS = [*PAGES, BUNDLE / "docs" / "README.md", *sorted((ROOT / "tutorials" / "engines").glob("*.md"))]
+WITH_COMMANDS = [*PAGES, *BUNDLE.rglob("README.md"), *sorted((ROOT / "tutorials" / "engines").glob("*.md"))]
 
 
 class Network(torch.nn.Module):

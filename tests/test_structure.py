@@ -233,7 +233,7 @@ def test_no_test_imports_another() -> None:
 # What names lead to. --------------------------------------------------------------------------------------------------
 
 CONFIGS = sorted([*(BUNDLE / "configs").glob("*.yaml"), *(ROOT / "monai_saliency").rglob("*.yaml")])
-PAGES = sorted([*ROOT.glob("*.md"), *(BUNDLE / "docs").glob("*.md"), *(ROOT / "tutorials").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *BUNDLE.rglob("README.md"), *(ROOT / "tutorials").rglob("*.md")])
 NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 SCRIPTS = [*BUNDLE.rglob("*.sbatch"), *(BUNDLE / "configs").glob("*.json"), *(ROOT / ".ci").iterdir()]
 TEXTS = [*CONFIGS, *PAGES, *NOTEBOOKS, *SCRIPTS, *(module.path for module in modules().values())]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import commands
 from helpers.paths import BUNDLE, ROOT
+from huggingface_hub import ModelCard
 from monai.bundle import ConfigParser, ConfigWorkflow
 from monai.bundle.properties import TrainProperties
 from packaging.requirements import Requirement
@@ -92,3 +93,13 @@ def test_what_a_bundle_of_the_model_zoo_has() -> None:
         if re.search("'demo'|'bundle'|\"demo\"|\"bundle\"", each)
     }
     assert extras - {"monai-saliency"} <= named
+
+
+def test_card_on_hugging_face_says_what_the_metadata_says() -> None:
+    """As far as its library checks a card offline: ``ModelCard.validate`` asks the hub."""
+    card = ModelCard.load(BUNDLE / "README.md")
+    assert (card.data.license, card.data.library_name) == ("apache-2.0", "monai")
+    (result,) = card.data.eval_results
+    assert {result.metric_type: result.metric_value} == META["eval_metrics"]
+    assert list(META["eval_metrics"]) == card.data.metrics
+    assert f"| {result.metric_value:.3f} |" in card.text
