@@ -391,7 +391,8 @@ def locked(path: str | Path, wait: bool = True) -> Iterator[str | None]:
     with ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(path, timeout=-1 if wait else 0))
+            # One thread takes a claim, and the thread that writes gives it back.
+            stack.enter_context(FileLock(path, timeout=-1 if wait else 0, thread_local=False))
             with suppress(OSError):  # the text is for people: a full disk must not cost the lock
                 path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
         except Timeout:

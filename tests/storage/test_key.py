@@ -171,7 +171,7 @@ module_lambda = lambda x: x  # noqa: E731
         (open(os.devnull), "TextIOWrapper, which holds more"),  # noqa: SIM115
         (torch.Generator(), "Generator"),
         (np.random.RandomState(0), "RandomState"),
-        (np.random.normal, "RandomState"),
+        (np.random.normal, "RandomState|the random function normal"),  # the second in numpy 1
         (random.random, "the random function random"),
         (Settings(x=mt.RandFlipd("image")), "the random transform .*RandFlipd"),
         (torch.eye(2).to_sparse(), "a tensor of layout"),
