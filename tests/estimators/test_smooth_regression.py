@@ -166,6 +166,3 @@ def test_the_error_over_seeds_is_calibrated() -> None:
     found, error = torch.stack(effects), torch.stack(errors)
     covered = ((found - found.mean(dim=0)).abs() <= 1.96 * error).double().mean()
     assert 0.90 <= float(covered) <= 0.98
-
-
-# The standard error of each voxel: as the formula says it in plain loops, and as often right as it claims. ------------
