@@ -119,7 +119,7 @@ class Explanation:
             return ""
         return (
             f"with everything hidden {', '.join(found)} is left, so the map means little: no fill can hide an absence, "
-            "else try mean, blur or inpaint"
+            "else try mean or blur"
         )
 
     @property
