@@ -110,8 +110,10 @@ def test_the_map_up_to_rounding(dims: int, settings: dict[str, Any], tolerance: 
     inner, batch = network(dims), image(dims)
     target = TARGET
     if inferer is not None:
-        conv = (torch.nn.Conv2d, torch.nn.Conv3d)[dims - 2]
-        inner = torch.nn.Sequential(inner[0], Noting(), torch.nn.ReLU(), conv(4, 2, 1)).eval()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            last = (torch.nn.Conv2d, torch.nn.Conv3d)[dims - 2](4, 2, 1)
+        inner = torch.nn.Sequential(inner[0], Noting(), torch.nn.ReLU(), last).eval()
         target = ms.RegionScore([1], "softmax", region="all")
     explain = ms.sliding_window(4, 4, target=target, inferer=inferer, mask_batch_size=4)
     expected, found = explain(batch, inner), explain(batch, accelerated(inner, **settings))
