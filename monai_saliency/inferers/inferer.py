@@ -25,10 +25,9 @@ from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
 from monai_saliency.inferers.progress import Progress, following
-from monai_saliency.inferers.rounds import Scoring, batch_size, cut, of_part, rows_in_batch
+from monai_saliency.inferers.rounds import Scoring, WholeImages, batch_size, cut, of_part, rows_in_batch
 from monai_saliency.inferers.row_check import RowsDepend, say_once
 from monai_saliency.inferers.sharing import note_origin
-from monai_saliency.inferers.whole_images import WholeImages
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.rise import MCRISEMasks
 from monai_saliency.networks.ensemble import Ensemble
