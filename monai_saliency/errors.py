@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from types import TracebackType
-
 from monai.utils import OptionalImportError
 
-__all__ = ["AdviceError", "CaseError", "OutputError", "as_case_error", "root_cause", "show_cause_only"]
+__all__ = ["AdviceError", "CaseError", "OutputError", "as_case_error", "root_cause"]
 
 
 class AdviceError(ValueError):
@@ -99,38 +96,3 @@ def as_case_error(error: BaseException, case: str, before: str = "", after: str 
     if isinstance(cause, AdviceError):
         return CaseError(case, str(cause))
     return CaseError(case, f"{before}{type(cause).__name__}: {cause}{after}")
-
-
-def show_cause_only(debug: bool = False) -> None:
-    """Let an uncaught exception print its cause in one line, without a traceback. For use by a program, as the bundle's
-    ``initialize`` does: MONAI's transforms and configs wrap what went wrong in errors of their own.
-
-    Args:
-        debug: print the traceback before that line, as ``--debug`` does.
-
-    Example::
-
-        >>> import sys
-        >>> before = sys.excepthook
-        >>> show_cause_only()
-        >>> changed, sys.excepthook = sys.excepthook is not before, before
-        >>> changed
-        True
-    """
-    previous = getattr(sys.excepthook, "previous", sys.excepthook)
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, KeyboardInterrupt) and error.args:
-            print(f"\n{error}", file=sys.stderr)
-            return
-        if debug or not isinstance(error, Exception):
-            previous(kind, error, trace)
-        cause = root_cause(error)
-        is_ours = isinstance(cause, (ValueError, OutputError, OptionalImportError))
-        if not (debug or is_ours):
-            print("\nthe traceback is shown by --debug (--saliency_debug in another bundle)", file=sys.stderr)
-        if isinstance(error, Exception):
-            print(f"\nerror: {'' if is_ours else f'{type(cause).__name__}: '}{cause}", file=sys.stderr)
-
-    hook.previous = previous  # type: ignore[attr-defined]
-    sys.excepthook = hook

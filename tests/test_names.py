@@ -24,7 +24,8 @@ from monai_saliency.bundle.chosen_method import describe, own_settings
 from monai_saliency.bundle.method_help import read_methods
 from monai_saliency.cases import Case
 from monai_saliency.data import find_cases
-from monai_saliency.errors import AdviceError, CaseError, as_case_error, root_cause, show_cause_only
+from monai_saliency.engines.evaluator import show_cause_only
+from monai_saliency.errors import AdviceError, CaseError, as_case_error, root_cause
 from monai_saliency.fills import ScanUnitFill
 
 IMAGES = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))

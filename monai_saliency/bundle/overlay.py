@@ -15,7 +15,7 @@ from monai_saliency.bundle.attach import attach_to
 from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.chosen_method import AUTO, given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser, run_cohort
-from monai_saliency.errors import show_cause_only
+from monai_saliency.engines.evaluator import show_cause_only
 from monai_saliency.storage.tables import Failures
 from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.arguments import flag

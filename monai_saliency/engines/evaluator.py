@@ -1,4 +1,4 @@
-"""An evaluator that goes on when a case fails, and the run of a cohort, which a signal may stop."""
+"""An evaluator that goes on when a case fails, and the run of a cohort, which a signal or an error may stop."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 from monai.data import MetaTensor, decollate_batch, list_data_collate
 from monai.engines import IterationEvents, SupervisedEvaluator
 from monai.networks import eval_mode
+from monai.utils import OptionalImportError
 
 from monai_saliency.distributed.base import Cohort, Engine
 from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
@@ -26,7 +28,7 @@ from monai_saliency.utils.tensors import with_meta_of
 from monai_saliency.utils.timing import BusyMeter, trace
 from monai_saliency.visualize.report import try_report
 
-__all__ = ["CohortEvaluator", "run", "stoppable"]
+__all__ = ["CohortEvaluator", "run", "show_cause_only", "stoppable"]
 
 _STOPPED = (
     "stopped by {}. What was written is whole; run the same command again to go on: scores that are kept are not "
@@ -245,3 +247,38 @@ def stoppable() -> Iterator[None]:
     finally:
         if ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def show_cause_only(debug: bool = False) -> None:
+    """Let an uncaught exception print its cause in one line, without a traceback. For use by a program, as the bundle's
+    ``initialize`` does: MONAI's transforms and configs wrap what went wrong in errors of their own.
+
+    Args:
+        debug: print the traceback before that line, as ``--debug`` does.
+
+    Example::
+
+        >>> import sys
+        >>> before = sys.excepthook
+        >>> show_cause_only()
+        >>> changed, sys.excepthook = sys.excepthook is not before, before
+        >>> changed
+        True
+    """
+    previous = getattr(sys.excepthook, "previous", sys.excepthook)
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, KeyboardInterrupt) and error.args:
+            print(f"\n{error}", file=sys.stderr)
+            return
+        if debug or not isinstance(error, Exception):
+            previous(kind, error, trace)
+        cause = root_cause(error)
+        is_ours = isinstance(cause, (ValueError, OutputError, OptionalImportError))
+        if not (debug or is_ours):
+            print("\nthe traceback is shown by --debug (--saliency_debug in another bundle)", file=sys.stderr)
+        if isinstance(error, Exception):
+            print(f"\nerror: {'' if is_ours else f'{type(cause).__name__}: '}{cause}", file=sys.stderr)
+
+    hook.previous = previous  # type: ignore[attr-defined]
+    sys.excepthook = hook

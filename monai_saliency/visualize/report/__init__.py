@@ -3,12 +3,11 @@
 ==================  ===================================================================
 module              what it holds
 ==================  ===================================================================
-``build``           writing the report of a run: the pages and the pictures
+``build``           writing the report of a run: pages, pictures, ``cohort_regions.csv``
 ``cases``           what an output folder holds of each case, read from nowhere else
 ``kept_scan``       what a run keeps of a scan for the report
 ``shown``           what a case's page shows: volumes, and small pictures
 ``plots``           the plots of a cohort, and the curves of a case
-``cohort_regions``  the means of a cohort's maps in the regions of label maps
 ``compared``        the report of several runs: how far they agree
 ``templates/``      the Jinja2 templates of the pages
 ``assets/``         their scripts and style

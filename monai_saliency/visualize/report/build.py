@@ -1,7 +1,8 @@
-"""Making the report of a finished output folder: its pages and pictures."""
+"""Making the report of a finished output folder: its pages and pictures, and the table of a cohort's regions."""
 
 from __future__ import annotations
 
+import csv
 import functools
 import logging
 import os
@@ -16,26 +17,29 @@ import numpy as np
 
 from monai_saliency.inferers.explanation import FILL_LEAVES
 from monai_saliency.storage.files import atomic_path, locked
+from monai_saliency.storage.tables import cell
 from monai_saliency.visualize.legend import is_noise, verdict_of
 from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, beyond, class_words, number, read_cohort
-from monai_saliency.visualize.report.cohort_regions import region_panels, save_cohort_regions
 from monai_saliency.visualize.report.plots import cohort_plots, curve_charts
 from monai_saliency.visualize.report.shown import Shown
 
-__all__ = ["begin_report", "rendered", "try_report", "write_page", "write_report", "write_thumbnails"]
+__all__ = ["begin_report", "cohort_regions", "rendered", "try_report", "write_page", "write_report", "write_thumbnails"]
 
 logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
 # Pages are made side by side: most of their time is reading and packing volumes. Each holds its volumes meanwhile.
 _THREADS = 4
+# What makes figures of several cases comparable.
+_SAME = ("class", "channel", "quantity", "unit", "region", "name")
+_COLUMNS = (*_SAME, "class_name", "cases", "saliency_mean", "saliency_sd", "mass_mean", "mass_sd")
 
 
 def write_report(folder: str | Path, title: str | None = None) -> Path:
     """Make the report of an output folder: ``report/index.html`` in it, which opens from disk, without a network.
 
     Where cases have label maps, ``cohort_regions.csv`` holds the mean of the maps in each region over the cohort
-    (:func:`~monai_saliency.visualize.report.cohort_regions.cohort_regions`).
+    (:func:`cohort_regions`).
 
     An earlier report there is made anew. A case whose maps cannot be read has a page with the reason.
 
@@ -62,7 +66,7 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
         title = title or f"Saliency maps: {folder.resolve().name}"
         (folder / "cohort_regions.csv").unlink(missing_ok=True)
         has_regions = any(case.label_regions for case in explained)
-        panels = region_panels(save_cohort_regions(folder, cohort)) if has_regions else []
+        panels = _region_panels(_save_cohort_regions(folder, cohort)) if has_regions else []
         return write_page(report / "index.html", _cohort_page(cohort, title, thumbnails, panels))
 
 
@@ -219,3 +223,68 @@ def _charts(regions: Sequence[Row]) -> list[tuple[str, list[tuple[float, Row]], 
         groups.setdefault(class_words(row), []).append((value, row))
     ordered = {words: sorted(rows, key=lambda each: -abs(each[0])) for words, rows in groups.items()}
     return [(words, rows, abs(rows[0][0]) or 1.0) for words, rows in ordered.items()]
+
+
+# The regions of a cohort. ---------------------------------------------------------------------------------------------
+
+
+def cohort_regions(cohort: Cohort) -> list[dict[str, Any]]:
+    """The maps of a cohort in each region of the cases' label maps, from ``label_regions.csv``.
+
+    A class by organ matrix over a cohort, after Agg2Exp (arXiv 2407.16653, section 3), which makes it of gradients.
+    Maps of different scores are not mixed.
+
+    Returns:
+        a dictionary for each class, channel, score and region: the number of ``cases`` that have the region, the mean
+        over these cases of ``saliency``, the map's mean in the region in the score's unit, and of ``mass``, the
+        region's share of the map's values above 0; and their standard deviations of a sample, ``""`` for one case.
+    """
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for case in cohort.cases:
+        scores = {class_words(row): row for row in case.rows}
+        for row in case.label_regions:
+            known = {**scores.get(class_words(row), {}), **row}
+            groups.setdefault(tuple(known.get(name, "") for name in _SAME), []).append(row)
+    found = []
+    for same, rows in groups.items():
+        figures = [figure for name in ("saliency", "mass") for figure in _mean_and_spread(rows, name)]
+        class_name = max(row.get("class_name", "") for row in rows)
+        found.append(dict(zip(_COLUMNS, (*same, class_name, len(rows), *figures), strict=True)))
+    return found
+
+
+def _mean_and_spread(rows: Sequence[Row], name: str) -> tuple[float | str, float | str]:
+    values = [float(row[name]) for row in rows if row[name]]
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else ""
+    return (float(np.mean(values)) if values else ""), spread
+
+
+def _save_cohort_regions(folder: Path, cohort: Cohort) -> list[dict[str, Any]]:
+    """Write ``cohort_regions.csv`` into an output folder, and return its rows."""
+    path, rows = folder / "cohort_regions.csv", cohort_regions(cohort)
+    with atomic_path(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, _COLUMNS)
+        writer.writeheader()
+        writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
+    return rows
+
+
+def _region_panels(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[str], list[tuple[str, list[Any]]], float]]:
+    """A matrix for each score: its words, the regions, for each class its cells, and the largest absolute mean."""
+    scores: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        words = row["quantity"] + f" ({row['unit']})" * (row["unit"] not in ("", row["quantity"]))
+        scores.setdefault(words or "score", []).append(row)
+    found = []
+    for words, own in scores.items():
+        cells = {(class_words(row), _region(row)): row for row in own}
+        regions = sorted({(int(row["region"]), _region(row)) for row in own})
+        classes = sorted({explained for explained, _ in cells})
+        lines = [(each, [cells.get((each, region)) for _, region in regions]) for each in classes]
+        largest = max(abs(row["saliency_mean"]) for row in own) or 1.0
+        found.append((words, [region for _, region in regions], lines, largest))
+    return found
+
+
+def _region(row: Row) -> str:
+    return row["name"] or f"region {row['region']}"
