@@ -45,7 +45,7 @@ TRUST_COLUMNS = (
     *(f"trust_{name}{beside}" for name in ("insertion", "deletion") for beside in ("", *(f"_{map}" for map in _MAPS))),
     *("trust_randomised", "trust_problem", "trust_curves"),
 )
-#: the columns of ``regions.csv``, see :func:`monai_saliency.transforms.writers.region_rows`
+#: the columns of ``regions.csv``, see :func:`monai_saliency.transforms.regions.region_rows`
 REGION_COLUMNS = ("case", "class", "channel", "kind", "region", "name", "saliency", "volume_ml", "value", "baseline")
 #: the columns of ``label_regions.csv``, see :func:`monai_saliency.transforms.regions.label_region_rows`
 LABEL_REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "mass", "voxels")

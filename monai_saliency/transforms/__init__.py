@@ -12,21 +12,21 @@ module          transforms
                 :func:`save_parametric_map`, and for viewers without these
                 :func:`save_segmentation` and :func:`save_secondary_capture`
 ``save_bids``   :class:`SaveBidsd`: write the maps of a BIDS dataset as a BIDS derivative
-``regions``     :class:`SaveLabelRegionsd`: the table of the maps' means in the regions of label maps
-``writers``     :func:`case_writers`: the list of all that is written for a case, and
-                :class:`SaveRegionsd`: the table of regions
+``regions``     :class:`SaveRegionsd`: the table of the regions that masks hide, and
+                :class:`SaveLabelRegionsd`: of the maps' means in the regions of label maps
+``writers``     :func:`case_writers`: the list of all that is written for a case
 ==============  ===================================================================================
 """
 
 from .check import CheckScand
 from .label_maps import LoadRegionsd
 from .nnunet import NNUNetPreprocessd
-from .regions import SaveLabelRegionsd
+from .regions import SaveLabelRegionsd, SaveRegionsd
 from .saliency import Saliency, Saliencyd
 from .save import SaveSaliencyd
 from .save_bids import SaveBidsd
 from .save_dicom import SaveDicomd, save_parametric_map, save_secondary_capture, save_segmentation
-from .writers import SaveRegionsd, case_writers
+from .writers import case_writers
 
 __all__ = [
     "CheckScand",

@@ -18,7 +18,7 @@ from monai_saliency.estimators import shapley_values
 from monai_saliency.inferers.sharing import merged
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.transforms.writers import SaveRegionsd
+from monai_saliency.transforms.regions import SaveRegionsd
 from monai_saliency.visualize.report.cases import read_cohort
 
 SHAPE, FILL = (6, 5, 4), 0.25

@@ -23,7 +23,7 @@ from monai_saliency import (
 from monai_saliency.cases import Case
 from monai_saliency.masks.supervoxels import whole_image
 from monai_saliency.transforms import SaveRegionsd
-from monai_saliency.transforms.writers import region_rows
+from monai_saliency.transforms.regions import region_rows
 
 TARGET = ClassScore([0], "none")
 LABELS = torch.tensor([[[0, 5, 5], [2, 2, 9]]])

@@ -38,7 +38,7 @@ from monai_saliency.storage.files import scan_loader
 from monai_saliency.storage.label_maps import load_label
 from monai_saliency.storage.tables import Failures
 from monai_saliency.transforms import CheckScand, LoadRegionsd, Saliencyd, SaveSaliencyd
-from monai_saliency.transforms.writers import region_rows
+from monai_saliency.transforms.regions import region_rows
 
 pytestmark = pytest.mark.filterwarnings("default:the label map")  # one of our own, which are errors in tests
 

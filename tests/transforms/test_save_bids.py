@@ -18,7 +18,7 @@ from monai.networks.nets import DenseNet
 from monai_saliency.data.cohort import find_cases
 from monai_saliency.storage.files import load_image
 from monai_saliency.storage.tables import CaseTable
-from monai_saliency.transforms import SaveBidsd
+from monai_saliency.transforms import SaveBidsd, case_writers
 
 FIRST, SECOND = "sub-01/anat/sub-01_T1w", "sub-02/ses-a/anat/sub-02_ses-a_run-1_T1w"
 
@@ -109,7 +109,10 @@ def test_tables_other_scans_and_what_is_removed(tmp_path: Path, caplog: pytest.L
     assert table_file.read_text() == "region\tname\tsaliency\n4\tn/a\t0.5\n"
     save.withdraw("sub-01/anat/sub-01_FLAIR")  # of the same subject
     assert len(made(folder / "sub-01")) == 3
-    SaveBidsd("saliency", tmp_path, bids=False)(item)
+    *_, off = case_writers(tmp_path).transforms  # which is there for the files of the earlier run
+    assert isinstance(off, SaveBidsd)
+    assert not isinstance(case_writers(tmp_path / "new").transforms[-1], SaveBidsd)
+    off(item)
     assert made(folder) == [".bidsignore", "dataset_description.json"]
 
     save(item | {"case": "other"})

@@ -22,7 +22,7 @@ from monai_saliency.handlers.summary import summarize
 from monai_saliency.metrics.agreement import read_map
 from monai_saliency.storage.files import scan_loader
 from monai_saliency.transforms import CheckScand, LoadRegionsd, Saliencyd, SaveSaliencyd
-from monai_saliency.transforms.writers import region_rows
+from monai_saliency.transforms.regions import region_rows
 
 SHAPE = (14, 12, 9)
 UNITS = {"micron": 1000.0, "meter": 0.001, "unknown": 1.0}
