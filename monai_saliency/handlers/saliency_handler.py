@@ -27,9 +27,8 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.first_cases import choose_fill, recalibrated
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.progress import Progress
-from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.outputs import check_rows, rows
-from monai_saliency.networks.runtime import same_network
+from monai_saliency.networks.runtime import network_fingerprint, same_network
 from monai_saliency.storage.files import scan_name
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore

@@ -17,9 +17,9 @@ from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explaining
 from monai_saliency.inferers.progress import Progress
-from monai_saliency.networks.identity import network_key, scores_key
+from monai_saliency.networks.runtime import network_key
 from monai_saliency.sharding import Part
-from monai_saliency.storage.key import Unfingerprintable
+from monai_saliency.storage.key import Unfingerprintable, scores_key
 from monai_saliency.storage.score_store import CaseScores, ScoreStore
 from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.arguments import callable_network, instance

@@ -21,8 +21,8 @@ from monai_saliency.inferers.progress import following
 from monai_saliency.inferers.row_check import run_alone
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.networks.ensemble import Ensemble
-from monai_saliency.networks.identity import network_key
 from monai_saliency.networks.outputs import rows
+from monai_saliency.networks.runtime import network_key
 from monai_saliency.targets.base import ACTIVATIONS, MemberTarget
 from monai_saliency.targets.classification import ClassScore
 from monai_saliency.targets.recalibrated import STRENGTHS, Recalibrated, fit_temperature

@@ -13,7 +13,7 @@ import os
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
@@ -25,6 +25,10 @@ from monai.inferers import Inferer
 from monai.transforms import Compose
 from monai.transforms.traits import RandomizableTrait
 
+from monai_saliency.cases import Case
+from monai_saliency.utils.precision import chosen_arithmetic
+from monai_saliency.utils.tensors import plain
+
 __all__ = [
     "Unfingerprintable",
     "checksum_of",
@@ -33,6 +37,7 @@ __all__ = [
     "library_versions",
     "package_version",
     "paths_of",
+    "scores_key",
 ]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -68,6 +73,13 @@ def fingerprint(value: Any, files: bool = False) -> str:
     except RecursionError as error:
         raise Unfingerprintable(f"an object of {_name(type(value))}, which holds itself") from error
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def scores_key(network: str, settings: Sequence[Any], case: Case, reads_file: bool = False) -> str:
+    """The key under which the scores of a case are stored: a hash of all that decides them."""
+    given = case.image, plain(case.labels), case.spacing
+    decides = [library_versions(), network, list(settings), *given, chosen_arithmetic()]
+    return fingerprint([*decides, [input_files(case.file), case.affine] if reads_file else []])[:32]
 
 
 def _taken_apart(value: Any, files: bool) -> Any:

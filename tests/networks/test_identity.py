@@ -13,7 +13,7 @@ from monai.networks import nets
 from torch.nn.parallel import DataParallel
 
 from monai_saliency.networks import accelerated
-from monai_saliency.networks.identity import network_fingerprint, network_key
+from monai_saliency.networks.runtime import network_fingerprint, network_key
 from monai_saliency.storage.key import Unfingerprintable
 
 pytestmark = pytest.mark.filterwarnings("ignore")
