@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from monai_saliency.utils.arguments import check_option, whole_numbers
 
-__all__ = ["Part", "Unit", "check_rank", "rank_of", "units"]
+__all__ = ["WHOLE", "Part", "Unit", "check_rank", "rank_of", "units"]
 
 _SPLITS = ("auto", "cases", "masks")
 
@@ -50,6 +50,10 @@ class Part:
         return range(length * self.index // self.count, length * (self.index + 1) // self.count)
 
 
+#: the one part that is all of a case's masks
+WHOLE = Part()
+
+
 @dataclass(frozen=True)
 class Unit:
     """A unit of work.
@@ -65,7 +69,7 @@ class Unit:
     """
 
     index: int
-    part: Part = Part()
+    part: Part = WHOLE
 
 
 def units(count: int, num_workers: int = 1, split: str = "auto") -> list[Unit]:

@@ -22,7 +22,7 @@ from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Cancelled, evaluating
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
 from monai_saliency.inferers.sharing import WorkerScores, take_scores
-from monai_saliency.sharding import Part, units
+from monai_saliency.sharding import WHOLE, Part, units
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import network_arithmetic
@@ -105,7 +105,7 @@ class MasksOverDevices(Sharing):
         Raises:
             ValueError: when the inputs lie elsewhere or the network cannot be copied.
         """
-        part, count = part or Part(), len(self.devices)
+        part, count = part or WHOLE, len(self.devices)
         here = inferer.inputs.split(inputs).images.device
         if here not in self.devices:
             raise ValueError(

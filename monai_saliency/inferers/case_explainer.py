@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explaining
 from monai_saliency.inferers.progress import Progress
 from monai_saliency.networks.runtime import network_key
-from monai_saliency.sharding import Part
+from monai_saliency.sharding import WHOLE, Part
 from monai_saliency.storage.key import Unfingerprintable, scores_key
 from monai_saliency.storage.score_store import CaseScores, ScoreStore
 from monai_saliency.storage.tables import Failures
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class Assignment:
     """The share of one process in a run over a cohort: everything, by default."""
 
-    part: Part = field(default_factory=Part)
+    part: Part = WHOLE
     places: Sequence[int] | None = None
     sharing: Sharing | None = None
     quiet: bool = False
@@ -171,7 +171,7 @@ class CaseExplainer:
             return
         for each, explanation in zip(claimed, explanations, strict=True):
             # Whoever completes a case by its part holds all of it.
-            whole = explanation is not None and (part.count == 1 or self._claim(each.case.name, Part(), each.claim))
+            whole = explanation is not None and (part.count == 1 or self._claim(each.case.name, WHOLE, each.claim))
             if explanation is not None and whole:
                 write(Explained(each.index, explanation, each.claim, start, len(claimed)))
             else:

@@ -33,7 +33,7 @@ from monai_saliency.masks.rise import MCRISEMasks
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath
-from monai_saliency.sharding import Part
+from monai_saliency.sharding import WHOLE, Part
 from monai_saliency.storage.label_maps import label_problem
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import MemberTarget, Target
@@ -251,7 +251,7 @@ class PerturbationInferer(Inferer):
         guard: Guard | None = None,
     ) -> list[CaseState]:
         """Score in this thread; what a :class:`Sharing` calls for its workers."""
-        forward, part = self.forward(network, args, kwargs, guard), part or Part()
+        forward, part = self.forward(network, args, kwargs, guard), part or WHOLE
         with torch.no_grad(), evaluating(network), following(self.progress) as progress:
             try:
                 return self._score(forward, *self.start(inputs, cases, stored), part, meet, progress)
@@ -304,7 +304,7 @@ class PerturbationInferer(Inferer):
             if meet is not None:
                 _meet_all(meet, states)
             else:
-                part = Part()  # later rounds are done by whoever has all scores of the first
+                part = WHOLE  # later rounds are done by whoever has all scores of the first
             for state in states:
                 state.begin_round()
         raise AssertionError  # the rounds end

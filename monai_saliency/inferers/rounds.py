@@ -72,8 +72,10 @@ def cut(spans: Sequence[tuple[int, int]], size: int) -> Iterator[list[Rows]]:
         yield batch
 
 
-def of_part(batches: Sequence[list[Rows]], part: Part) -> list[list[Rows]]:
+def of_part(batches: list[list[Rows]], part: Part) -> list[list[Rows]]:
     """The batches of a round that a part runs: its share, and all that hold an unperturbed image."""
+    if part.count == 1:
+        return batches
     shared = [number for number, rows in enumerate(batches) if all(start > 0 for _, start, _ in rows)]
     others = set(shared) - {shared[i] for i in part.of(len(shared))}
     return [rows for number, rows in enumerate(batches) if number not in others]
