@@ -33,8 +33,7 @@ from monai_saliency.handlers.summary import described, note_settings
 from monai_saliency.storage.tables import CaseTable
 from monai_saliency.visualize.legend import CHANCE, Legend
 from monai_saliency.visualize.report import KeptScan, build, write_report
-from monai_saliency.visualize.report.cases import read_cohort
-from monai_saliency.visualize.report.kept_scan import case_id, kept_path
+from monai_saliency.visualize.report.cases import case_id, kept_path, read_cohort
 from monai_saliency.visualize.report.plots import cohort_plots, curve_charts
 
 SHAPE = (26, 30, 22)

@@ -4,8 +4,7 @@
 module              what it holds
 ==================  ===================================================================
 ``build``           writing the report of a run: pages, pictures, ``cohort_regions.csv``
-``cases``           what an output folder holds of each case, read from nowhere else
-``kept_scan``       what a run keeps of a scan for the report
+``cases``           what an output folder holds of each case, with the scan that is kept
 ``shown``           what a case's page shows: volumes, and small pictures
 ``plots``           the plots of a cohort, and the curves of a case
 ``compared``        the report of several runs: how far they agree
@@ -16,7 +15,7 @@ module              what it holds
 """
 
 from monai_saliency.visualize.report.build import try_report, write_report
+from monai_saliency.visualize.report.cases import KeptScan
 from monai_saliency.visualize.report.compared import write_comparison
-from monai_saliency.visualize.report.kept_scan import KeptScan
 
 __all__ = ["KeptScan", "try_report", "write_comparison", "write_report"]

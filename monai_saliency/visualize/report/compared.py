@@ -13,8 +13,7 @@ import numpy as np
 from monai_saliency.metrics.agreement import MapAgreement, map_agreement
 from monai_saliency.storage.files import locked
 from monai_saliency.visualize.report.build import begin_report, rendered, write_page, write_thumbnails
-from monai_saliency.visualize.report.cases import CaseFiles, Cohort, MapFile, Row, class_words, read_cohort
-from monai_saliency.visualize.report.kept_scan import case_id
+from monai_saliency.visualize.report.cases import CaseFiles, Cohort, MapFile, Row, case_id, class_words, read_cohort
 from monai_saliency.visualize.report.shown import Shown
 
 __all__ = ["Compared", "Runs", "write_comparison"]

@@ -24,8 +24,7 @@ from monai_saliency.visualize.legend import (
     rounded_up,
     verdict_of,
 )
-from monai_saliency.visualize.report.cases import CaseFiles, class_words
-from monai_saliency.visualize.report.kept_scan import KeptScan
+from monai_saliency.visualize.report.cases import CaseFiles, KeptScan, class_words
 
 __all__ = ["Shown"]
 
