@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -88,11 +86,7 @@ def cluster() -> Iterator[None]:
         patch.setenv("RAY_worker_niceness", "0")  # or whatever else the machine does comes first
         patch.setenv("PYTHONPATH", os.pathsep.join(entry for entry in sys.path if entry))
         ray.init(
-            address="local",
-            num_cpus=4,
-            include_dashboard=False,
-            object_store_memory=100 * 2**20,
-            log_to_driver=False,
+            address="local", num_cpus=4, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False
         )
     yield
     ray.shutdown()
@@ -126,7 +120,5 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Bun
 def pytest_runtest_makereport() -> Iterator[None]:
     """Reports without surrogates, as in names of files that are not UTF-8: pytest-xdist cannot send them."""
     report = yield
-    report.sections = [
-        (title, text.encode("utf-8", "backslashreplace").decode("utf-8")) for title, text in report.sections
-    ]
+    report.sections = [(title, text.encode("utf-8", "backslashreplace").decode()) for title, text in report.sections]
     return report

@@ -1,7 +1,5 @@
 """The operator of MONAI Deploy, by a network that reads one voxel; also in an app of the SDK where it is installed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -72,9 +70,7 @@ class Image:
         self.asnumpy, self.metadata = lambda: data, lambda: metadata
 
 
-def test_the_operator_by_a_stub_of_the_sdk(
-    explain: SeriesExplainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_operator_by_a_stub_of_the_sdk(explain: SeriesExplainer, tmp_path: Path, monkeypatch: Any) -> None:
     class Operator:
         def __init__(self, fragment: Any, **settings: Any) -> None:
             ports: list[str] = []
@@ -87,7 +83,6 @@ def test_the_operator_by_a_stub_of_the_sdk(
     for name, module in (("holoscan", ModuleType("holoscan")), ("monai.deploy", core), ("monai.deploy.core", core)):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(deploy, "_operator_class", deploy._operator_class.__wrapped__)
-
     read = [pydicom.dcmread(file) for file in write(tmp_path / "in")]
     slices = [SimpleNamespace(get_native_sop_instance=lambda each=each: each) for each in read]
     chosen = SimpleNamespace(series=SimpleNamespace(get_sop_instances=lambda: slices))

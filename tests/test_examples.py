@@ -1,7 +1,5 @@
 """Every example of a docstring, marked by ``>>>``, gives what it shows; and every name that a user calls has one."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """``tests/benchmarks/gpu.py``: a figure that misses its bar, or a group that fails, makes the exit status 1."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform
@@ -35,9 +33,7 @@ def run(gpu: Any, tmp_path: Path, *groups: str) -> tuple[int, list[dict[str, Any
     return status, found["rows"]
 
 
-def test_another_map_than_the_cpus_fails(
-    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_another_map_than_the_cpus_fails(gpu: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """A made-up device on which one weight of a network is larger by a thousandth."""
 
     def placed(network: Any, image: Any, s: Any) -> Any:
@@ -91,9 +87,7 @@ def test_time_beside_the_network_fails(gpu: Any, monkeypatch: pytest.MonkeyPatch
     assert not gpu.row("slow", ratios[0], at_most=gpu.BARS[2])["passes"]
 
 
-# Figures that benchmarks measured, kept with the machine's description, and what keeps them. --------------------------
-
-
+# Figures that benchmarks measured, kept with the machine's description, and what keeps them.
 BENCHMARKS = TESTS / "benchmarks"
 RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
 

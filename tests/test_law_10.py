@@ -4,8 +4,6 @@ Rows of a network's output that depend on each other make no error, and a map of
 explains, the map is that of images which go through one at a time, or the case fails. What is new needs an example.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +15,6 @@ from helpers.forked_ranks import on_ranks
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.cases import Case
 from monai_saliency.distributed.process_group import MasksOverRanks
 from monai_saliency.errors import CaseError
 from monai_saliency.targets.base import Target
@@ -45,7 +42,7 @@ def one_at_a_time_or_refused(
     """
 
     def explain(batch: int, run: Callable[[torch.Tensor], Any]) -> list[torch.Tensor]:
-        cases = [Case(f"ct_{i}", labels=LABELS) for i in range(len(inputs))]
+        cases = [ms.Case(f"ct_{i}", labels=LABELS) for i in range(len(inputs))]
         return [each.saliency for each in make(batch).explain(inputs, run, cases=cases)]
 
     for one, other in zip(explain(BATCH, network), explain(1, network), strict=True):
@@ -66,9 +63,6 @@ def one_at_a_time_or_refused(
             torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=coupling)
 
 
-# Methods. -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sliding", [False, True])
 @pytest.mark.parametrize("method", ms.methods.__all__)
 def test_methods(method: str, sliding: bool) -> None:
@@ -84,9 +78,6 @@ def test_methods(method: str, sliding: bool) -> None:
         return getattr(ms.methods, method)(**settings)
 
     one_at_a_time_or_refused(make, network, images())
-
-
-# Targets. -------------------------------------------------------------------------------------------------------------
 
 
 def detect(x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
@@ -134,9 +125,7 @@ def test_targets(kind: type[Target]) -> None:
         )
 
 
-# Ways of sharing masks, for pipelines of one's own. -------------------------------------------------------------------
-
-
+# Ways of sharing masks, for pipelines of one's own.
 def over_devices(network: Callable[..., Any]) -> list[torch.Tensor]:
     sharing = ms.distributed.MasksOverDevices(["cpu", "cpu"])
     return [

@@ -3,8 +3,6 @@
 Methods, targets and estimators are found by themselves. One without an example here fails until it has one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from helpers.dependent import Layered
 from helpers.examples import METHODS, WholeImages, found_in_package, quarters, repeated, target_examples
 
+import monai_saliency as ms
 from monai_saliency import methods
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.dependence import HSICScoring, SobolScoring
@@ -26,19 +25,7 @@ from monai_saliency.estimators.occlusion import (
 from monai_saliency.estimators.regression import RegressionScoring
 from monai_saliency.estimators.rise import DRISEScoring, MCRISEScoring, RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring
-from monai_saliency.fills.simple import ConstantFill
-from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.masks.base import BoundMasks, Masks
-from monai_saliency.masks.coalition import CoalitionMasks
-from monai_saliency.masks.focused import FocusedMasks
-from monai_saliency.masks.grid import GridMasks, SobolMasks
-from monai_saliency.masks.hierarchical import HierarchicalMasks
-from monai_saliency.masks.minimal import MinimalMasks
-from monai_saliency.masks.rise import MCRISEMasks, RandomGridMasks, RISEMasks
-from monai_saliency.masks.sliding_radial import SlidingRadialMasks
-from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, SlidingWindowMasks
-from monai_saliency.networks import Ensemble
-from monai_saliency.targets import ClassScore, RegressionScore, Target
+from monai_saliency.targets import Target
 from monai_saliency.visualize.legend import Legend
 
 #: settings with which scores ask for masks of their own
@@ -53,19 +40,19 @@ IN_ROUNDS: list[tuple[str, dict[str, Any]]] = [
     ("hierarchical_occlusion", {"window_size": 4, "levels": 3, "keep": 0.4, "regions": quarters}),
     ("minimal_region", {"window_size": 4, "levels": 3, "keep": 0.2}),
 ]
-ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
-    RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
-    RegressionScoring: (RegressionScoring(), FocusedMasks(RegressionScoring(), 30)),
-    HierarchicalScoring: (HierarchicalScoring(), HierarchicalMasks(4, levels=1)),
-    ShapleyScoring: (ShapleyScoring(), CoalitionMasks(13, regions=quarters)),
-    HSICScoring: (HSICScoring(), GridMasks(40, 3, seed=2)),
-    MinimalRegionScoring: (MinimalRegionScoring(), MinimalMasks(0.5, 4, levels=2)),
-    SobolScoring: (SobolScoring(), SobolMasks(8, 2, seed=2)),
-    OcclusionScoring: (OcclusionScoring(), SlidingWindowMasks(3, 2)),
-    MCRISEScoring: (MCRISEScoring(), MCRISEMasks(40, [ConstantFill(1.0)], 3, seed=2)),
-    DRISEScoring: (DRISEScoring(), RandomGridMasks(40, 3, seed=2)),
-    SimilarityScoring: (SimilarityScoring(), SlidingRadialMasks(2, 2)),
-    SquaredDifferenceScoring: (SquaredDifferenceScoring(), MultiScaleWindowMasks(4, 2)),
+ESTIMATORS: dict[type[Estimator], tuple[Estimator, ms.masks.Masks]] = {
+    RISEScoring: (RISEScoring(), ms.masks.RISEMasks(40, 3, seed=2)),
+    RegressionScoring: (RegressionScoring(), ms.masks.FocusedMasks(RegressionScoring(), 30)),
+    HierarchicalScoring: (HierarchicalScoring(), ms.masks.HierarchicalMasks(4, levels=1)),
+    ShapleyScoring: (ShapleyScoring(), ms.masks.CoalitionMasks(13, regions=quarters)),
+    HSICScoring: (HSICScoring(), ms.masks.GridMasks(40, 3, seed=2)),
+    MinimalRegionScoring: (MinimalRegionScoring(), ms.masks.MinimalMasks(0.5, 4, levels=2)),
+    SobolScoring: (SobolScoring(), ms.masks.SobolMasks(8, 2, seed=2)),
+    OcclusionScoring: (OcclusionScoring(), ms.masks.SlidingWindowMasks(3, 2)),
+    MCRISEScoring: (MCRISEScoring(), ms.masks.MCRISEMasks(40, [ms.ConstantFill(1.0)], 3, seed=2)),
+    DRISEScoring: (DRISEScoring(), ms.masks.RandomGridMasks(40, 3, seed=2)),
+    SimilarityScoring: (SimilarityScoring(), ms.masks.SlidingRadialMasks(2, 2)),
+    SquaredDifferenceScoring: (SquaredDifferenceScoring(), ms.masks.MultiScaleWindowMasks(4, 2)),
 }
 MISSING = "{} has no example in {}: add one, so that law 11 holds for it too"
 NAMES = [f"{name} {i}" for name in methods.__all__ for i in range(max(1, len(METHODS.get(name, ()))))]
@@ -117,15 +104,15 @@ def test_a_constant_in_every_score_changes_no_map(name: str, dims: int) -> None:
         )  # neither at its lowest nor at its highest
 
     image = images(dims, torch.float64)
-    maps = explain(name, dims, RegressionScore(), image, Layered(network))
+    maps = explain(name, dims, ms.RegressionScore(), image, Layered(network))
     assert float(maps.abs().max()) > 1e-3
-    moved = explain(name, dims, RegressionScore(), image, Layered(lambda x: network(x) + 1000))
+    moved = explain(name, dims, ms.RegressionScore(), image, Layered(lambda x: network(x) + 1000))
     torch.testing.assert_close(moved, maps, rtol=0, atol=1e-11)
 
 
 def map_of_rounds(
-    estimator: Estimator, masks: BoundMasks, scores: torch.Tensor, reference: torch.Tensor
-) -> torch.Tensor:
+    estimator: Estimator, masks: ms.masks.BoundMasks, scores: torch.Tensor, reference: torch.Tensor
+) -> Any:
     """The map of all rounds, where each row in turn has the next of the scores."""
     state, done = estimator.start(masks, reference), 0
     while True:
@@ -170,7 +157,7 @@ class Games(torch.nn.Module):
         return torch.stack([one, torch.minimum(two, three), torch.maximum(three, one), four, two], 1) @ self.weight
 
 
-def found_of(explanation: Explanation, count: int) -> list[list[torch.Tensor]]:
+def found_of(explanation: ms.Explanation, count: int) -> list[list[torch.Tensor]]:
     """All that is known of each of some explained scores."""
     # All maps of a white-box method have one scale.
     shared = "own scale" in (legends := Legend.of(explanation))[0].words
@@ -195,13 +182,11 @@ def test_a_map_is_the_same_whatever_is_explained_beside_it(
     more = 0
     for seed in seeds[: 3 - members]:
         networks: list[Any] = [Layered(Games(seed + 10 * member)) for member in range(members)]
-        network = Ensemble(networks) if members > 1 else networks[0]
+        network = ms.Ensemble(networks) if members > 1 else networks[0]
         image = 1 + torch.randint(0, 64, (1, 2, 16, 16), generator=torch.Generator().manual_seed(seed)).double() / 64
 
-        def explained(
-            classes: list[int], image: torch.Tensor = image, network: torch.nn.Module = network
-        ) -> Explanation:
-            target = ClassScore(classes, "none")
+        def explained(classes: list[int], image: torch.Tensor = image, network: torch.nn.Module = network) -> Any:
+            target = ms.ClassScore(classes, "none")
             return getattr(methods, method)(**settings, target=target, mask_batch_size=16).explain(image, network)[0]
 
         alone = [explained([number]) for number in range(3)]

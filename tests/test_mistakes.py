@@ -3,8 +3,6 @@
 A row is how the mistake is made and what its error says. The error is a ``ValueError`` of ours (``CaseError`` is one).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -149,9 +147,7 @@ MISTAKES = [*METHODS, *MASKS, *FILLS, *TARGETS, *CALLS, *PIPELINES, *RUNS]
 
 
 @pytest.mark.parametrize(("make", "message"), MISTAKES)
-def test_a_mistake_is_named(
-    make: Callable[[], Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_is_named(make: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         make()
@@ -170,8 +166,5 @@ def test_honest_values_pass() -> None:
     assert torch.isfinite(window(**settings, patch_memory=None)(IMAGES, NETWORK)).all()
     for fill in (ms.ConstantFill(torch.tensor(0.5)), ms.ConstantFill(np.array([0.5])), ms.BlurFill(np.float32(2))):
         assert torch.isfinite(window(fill=fill)(IMAGES, NETWORK)).all()
-    for target in (
-        ms.RegionScore(np.int64(1), "none", region=torch.ones(8, 8)),
-        ms.DiceScore([1], "none", smooth=1),
-    ):
+    for target in (ms.RegionScore(np.int64(1), "none", region=torch.ones(8, 8)), ms.DiceScore([1], "none", smooth=1)):
         assert torch.isfinite(window(target)(IMAGES, lambda x: torch.cat([1 - x, x], 1))).all()

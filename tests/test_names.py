@@ -1,7 +1,5 @@
 """What a user types: names, settings, calls, and the errors of what is nearly right."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import re
@@ -16,21 +14,20 @@ import pytest
 import torch
 from helpers.paths import BUNDLE
 from monai.transforms import Compose, LoadImaged, ResampleToMatchd
+from torch import nn
 
 import monai_saliency as ms
 from monai_saliency import methods
 from monai_saliency.__main__ import main
 from monai_saliency.bundle.chosen_method import describe, own_settings
 from monai_saliency.bundle.method_help import read_methods
-from monai_saliency.cases import Case
 from monai_saliency.data import find_cases
 from monai_saliency.engines.evaluator import show_cause_only
 from monai_saliency.errors import AdviceError, CaseError, as_case_error, root_cause
-from monai_saliency.fills import ScanUnitFill
 
 IMAGES = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 torch.manual_seed(0)
-NETWORK = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)).eval()
+NETWORK = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval()
 
 
 def test_names_of_the_package() -> None:
@@ -68,9 +65,7 @@ def test_a_setting_that_lacks_a_letter(name: str) -> None:
 
 
 def test_a_target_is_a_class_several_or_what_is_predicted() -> None:
-    def maps(**given: Any) -> torch.Tensor:
-        return ms.rise(20, 2, **given)(IMAGES, NETWORK)
-
+    maps = lambda **given: ms.rise(20, 2, **given)(IMAGES, NETWORK)  # noqa: E731
     softmax = {"activation": "softmax"}
     assert torch.equal(maps(), maps(target=ms.ClassScore("predicted", **softmax)))
     assert torch.equal(maps(target=2), maps(target=ms.ClassScore([2], **softmax)))
@@ -80,7 +75,7 @@ def test_a_target_is_a_class_several_or_what_is_predicted() -> None:
     with pytest.raises(
         ValueError, match=r"may hold probabilities or logits.* target=ms\.AutoTarget\(activation='none'\)"
     ):
-        ms.explain(torch.nn.Sequential(NETWORK, torch.nn.Softmax(1)), IMAGES)
+        ms.explain(nn.Sequential(NETWORK, nn.Softmax(1)), IMAGES)
 
 
 def test_what_is_known_of_the_images() -> None:
@@ -110,13 +105,8 @@ def test_objects_print_what_they_are() -> None:
     assert repr(ms.ConstantFill(0.0)) == "ConstantFill(value=0.0)"
     assert repr(ms.Case("ct_7", IMAGES[0])) == f"Case(name='ct_7', image=Tensor{tuple(IMAGES.shape[1:])})"
     to_map = ms.Saliencyd("image", network=NETWORK, inferer=explain, names="saliency")
-    for each in (
-        explain,
-        ms.Supervoxels(5),
-        to_map,
-        ms.SaveSaliencyd("saliency", "out"),
-        explain.explain(IMAGES, NETWORK)[0],
-    ):
+    (found, _) = explain.explain(IMAGES, NETWORK)
+    for each in (explain, ms.Supervoxels(5), to_map, ms.SaveSaliencyd("saliency", "out"), found):
         assert repr(each).startswith(f"{type(each).__name__}(")
         assert " at 0x" not in repr(each)
 
@@ -124,21 +114,13 @@ def test_objects_print_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("network", "images", "message"),
     [
-        (
-            torch.nn.Conv3d(1, 2, 3),
-            torch.ones(1, 8, 8, 8),
-            r"\(16, 8, 8, 8\), float32, on cpu.*a batch or a channel axis",
-        ),
-        (torch.nn.Conv2d(1, 2, 3), torch.ones(1, 2, 8, 8), r"its first convolution takes 1 channels: Given groups=1"),
-        (
-            torch.nn.Conv2d(1, 2, 3),
-            torch.ones(1, 1, 8, 8).double(),
-            r"its weights are float32: convert the images: ",
-        ),
-        (torch.nn.Linear(3, 2), torch.ones(1, 1, 8, 8), r"float32, on cpu; it needs \(B, C, \*spatial\): mat1"),
+        (nn.Conv3d(1, 2, 3), torch.ones(1, 8, 8, 8), r"\(16, 8, 8, 8\), float32, on cpu.*a batch or a channel axis"),
+        (nn.Conv2d(1, 2, 3), torch.ones(1, 2, 8, 8), r"its first convolution takes 1 channels: Given groups=1"),
+        (nn.Conv2d(1, 2, 3), torch.ones(1, 1, 8, 8).double(), r"its weights are float32: convert the images: "),
+        (nn.Linear(3, 2), torch.ones(1, 1, 8, 8), r"float32, on cpu; it needs \(B, C, \*spatial\): mat1"),
     ],
 )
-def test_the_first_forward_fails(network: torch.nn.Module, images: torch.Tensor, message: str) -> None:
+def test_the_first_forward_fails(network: nn.Module, images: torch.Tensor, message: str) -> None:
     """The error says what the network was given and what is missing, before torch's words; its kind stays."""
     with pytest.raises(RuntimeError, match=message):
         ms.rise(20, target=0)(images, network.eval())
@@ -176,9 +158,6 @@ def test_the_help_of_methods_is_read_from_their_source() -> None:
     assert re.match(r"rise: RISE \(Petsiuk", read_methods()["rise"])
 
 
-# test_errors. ---------------------------------------------------------------------------------------------------------
-
-
 def wrapped(cause: Exception) -> Exception:
     """As monai's transforms wrap what they meet."""
     try:
@@ -210,9 +189,7 @@ def test_an_error_that_says_what_to_do_is_reported_instead_of_its_cause() -> Non
     assert as_case_error(wrapped(own), "a", before="not ").problem == "cannot write a.nii: rename the scan"
 
 
-def test_an_uncaught_error_ends_in_its_cause(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_uncaught_error_ends_in_its_cause(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Without a traceback, unless somebody debugs; a cause that is not ours has its kind."""
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     for debug in (False, True):
@@ -234,9 +211,9 @@ def test_a_listing_that_cannot_be_read_says_what_to_do_last(tmp_path: Path) -> N
 
 
 def test_a_fill_that_cannot_follow_the_scan_says_what_to_do(tmp_path: Path) -> None:
-    fill = ScanUnitFill(3, Compose([LoadImaged("image"), ResampleToMatchd("image", "a mask")]))
+    fill = ms.ScanUnitFill(3, Compose([LoadImaged("image"), ResampleToMatchd("image", "a mask")]))
     nib.save(nib.Nifti1Image(np.ones((4, 4, 4), np.float32), np.eye(4)), tmp_path / "a.nii")
-    case = Case("a", torch.ones(1, 4, 4, 4), file=str(tmp_path / "a.nii"))
+    case = ms.Case("a", torch.ones(1, 4, 4, 4), file=str(tmp_path / "a.nii"))
     with pytest.raises(ValueError, match="preprocessed again") as caught:
         fill.bind(case)
     assert "give the fill in the network's input space" in as_case_error(caught.value, "a").problem

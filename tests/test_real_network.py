@@ -1,7 +1,5 @@
 """A network that others have trained, on a real brain, through our transforms: ``tutorials/explain_deepbet.py``."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import itertools
 import runpy
@@ -34,7 +32,6 @@ def test_deepbet_on_a_real_brain(example: dict[str, Any], tmp_path: Path) -> Non
     axes = scan.affine[:3, :3] / np.linalg.norm(scan.affine[:3, :3], axis=0)
     assert scan.get_data_dtype() == np.int16
     assert (np.abs(axes).max(axis=0) < 0.99).sum() >= 2  # oblique
-
     case = example["explain"](path, tmp_path / "maps", SIZE, WINDOW)
     image, found = case["image"].as_tensor()[None], case["saliency"].as_tensor()[0]
     network = example["load_network"]()
@@ -44,7 +41,6 @@ def test_deepbet_on_a_real_brain(example: dict[str, Any], tmp_path: Path) -> Non
     region = probability > 0.5
     overlap = 2 * (region & brain).sum() / (region.sum() + brain.sum())
     assert overlap > 0.95, "the network does not find the brain, so that nothing is shown"
-
     # Some windows in plain loops: at the centre, beside it, and in a corner.
     for start in ((1, 1, 1), (1, 2, 1), (0, 0, 0)):
         box = tuple(slice(WINDOW * at, WINDOW * (at + 1)) for at in start)
@@ -53,13 +49,11 @@ def test_deepbet_on_a_real_brain(example: dict[str, Any], tmp_path: Path) -> Non
         with torch.no_grad():
             drop = float(probability[region].double().mean() - network(hidden)[0, 1][region].double().mean())
         torch.testing.assert_close(found[box], torch.full_like(found[box], drop), rtol=1e-4, atol=1e-5)
-
     # What makes it the brain is the brain: the box that matters most holds it, and boxes beside it do nothing.
     corner = [at // WINDOW * WINDOW for at in np.unravel_index(int(found.argmax()), found.shape)]
     peak = tuple(slice(at, at + WINDOW) for at in corner)
     assert float(brain[peak].float().mean()) > 0.25
     assert float(found[brain].mean()) > 2 * float(found[~brain].mean())
-
     # The map lies on the scan: at each box's middle, in mm, it is what was found for the box.
     saved = nib.load(tmp_path / "maps" / "mni152_saliency.nii.gz")
     assert saved.shape == scan.shape

@@ -1,7 +1,5 @@
 """Units of work: nothing is left out, nothing is done twice, and nobody has much more than another."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

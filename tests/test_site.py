@@ -1,7 +1,5 @@
 """The documentation site: it has every page and every public name, builds strictly, and is read without a network."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re
@@ -91,9 +89,7 @@ def test_links_lead_to_pages_of_the_site() -> None:
     assert hooks.home("reference/storage.dicom.md") == "monai_saliency/storage/dicom.py"
 
 
-# The site as it is built. ---------------------------------------------------------------------------------------------
-
-
+# The site as it is built.
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("material", "mkdocstrings_handlers.python"):

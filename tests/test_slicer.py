@@ -1,7 +1,5 @@
 """The module of 3D Slicer without Slicer: calls are stubs over nibabel, and the process is real in the slow test."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys
@@ -112,14 +110,12 @@ def test_the_command_the_map_and_what_is_shown(slicer: SimpleNamespace, tmp_path
     assert slicer.shown == {"background": scan, "foreground": found, "foregroundOpacity": 0.5}
     assert (found.transform, found.name) == ("a transform", "scan saliency")
     np.testing.assert_allclose(found.voxels, scan.voxels - 100, atol=1e-3)
-
     peak = np.abs(found.voxels).max()
     slicer.logic.show(found, 0.5)
     assert found.calls["SetWindowLevelMinMax"] == (-peak, peak)
     assert found.calls["SetThreshold"] == (0.5 * peak, peak)
     slicer.logic.show(found, 0.5, opposing=True)
     assert found.calls["SetThreshold"] == (-peak, -0.5 * peak)
-
     load = slicer.util.loadVolume
     slicer.util.loadVolume = lambda *given: setattr(made := load(*given), "affine", scan.affine + 0.01) or made
     with pytest.raises(RuntimeError, match="does not lie on the scan"):

@@ -1,7 +1,5 @@
 """The laws of the house: what may import what, what is reachable by name, and how long a text may be."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import importlib
@@ -40,22 +38,8 @@ ROOMS = (
 DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 FOREIGN = "monai_saliency.utils.monai_private"
 #: What the extras of pyproject.toml install.
-EXTRAS = (
-    "PIL",
-    "accelerate",
-    "fire",
-    "holoscan",
-    "ignite",
-    "itk",
-    "lightning",
-    "matplotlib",
-    "mlflow",
-    "nilearn",
-    "nnunetv2",
-    "pytorch_lightning",
-    "ray",
-)
-EXTRAS += ("highdicom", "pydicom", "skimage", "tqdm", "yaml")
+EXTRAS = ("PIL", "accelerate", "fire", "highdicom", "holoscan", "ignite", "itk", "lightning", "matplotlib", "mlflow")
+EXTRAS += ("nilearn", "nnunetv2", "pydicom", "pytorch_lightning", "ray", "skimage", "tqdm", "yaml")
 MACHINE_PATH = re.compile(r"(?<![\w.@}-])/(?:work|home|root|Users|private|opt|tmp|var)/\w")
 
 
@@ -100,7 +84,7 @@ class Module:
                 for alias in node.names:
                     yield node, source, alias.name
 
-    def uses(self) -> Iterator[tuple[ast.Import | ast.ImportFrom, Module]]:
+    def uses(self) -> Iterator[tuple[ast.Import | ast.ImportFrom, "Module"]]:
         """The modules of the package that it imports."""
         for node, source, name in self.imports():
             found = modules().get(f"{source}.{name}") or modules().get(source)
@@ -140,9 +124,6 @@ def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return length - ((docstring.end_lineno or 0) - docstring.lineno + 1 if docstring else 0)
 
 
-# Who imports whom. ----------------------------------------------------------------------------------------------------
-
-
 def test_a_room_imports_only_from_rooms_below_it() -> None:
     """Type checkers' imports included, and those inside functions."""
     assert {module.room for module in modules().values()} <= {*ROOMS}
@@ -163,9 +144,7 @@ def test_no_modules_import_each_other() -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-# Whose names are used. ------------------------------------------------------------------------------------------------
-
-
+# Whose names are used.
 def test_private_names_stay_in_their_module() -> None:
     """And those of other packages in one file, so that a new release of them is checked in one place."""
     found = []
@@ -230,8 +209,7 @@ def test_no_test_imports_another() -> None:
     assert not found
 
 
-# What names lead to. --------------------------------------------------------------------------------------------------
-
+# What names lead to.
 CONFIGS = sorted([*(BUNDLE / "configs").glob("*.yaml"), *(ROOT / "monai_saliency").rglob("*.yaml")])
 PAGES = sorted([*ROOT.glob("*.md"), *BUNDLE.rglob("README.md"), *(ROOT / "tutorials").rglob("*.md")])
 NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
@@ -297,8 +275,6 @@ def test_links_lead_somewhere() -> None:
     assert not lost, "\n".join(lost)
 
 
-# What is needed. ------------------------------------------------------------------------------------------------------
-
 IMPORT_ALL = """
 import importlib, importlib.abc, json, pkgutil, signal, sys
 
@@ -351,9 +327,7 @@ def test_imports_without_the_extras_and_without_unix() -> None:
     assert not {name: error for name, error in errors.items() if 'pip install "monai-saliency[' not in error}
 
 
-# Methods are written in one place. ------------------------------------------------------------------------------------
-
-
+# Methods are written in one place.
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> str:
     """A method that stands in ``methods`` alone, and so is listed nowhere else; its name."""
@@ -366,32 +340,25 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> str:
     return "probe"
 
 
-def test_a_method_is_found_by_its_name(
-    probe: str, make: Callable[[str], Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_method_is_found_by_its_name(probe: str, make: Callable[[str], Bundle], tmp_path: Path, capsys: Any) -> None:
     """In our own bundle, the overlay, the SLURM job and the command line, with its own setting; no file lists it."""
     config = ConfigParser(ConfigParser.load_config_file(BUNDLE / "configs" / "inference.yaml"))
     config.update({"method": probe, "edge": 5})
     config.get_parsed_content("imports")
     assert config.get_parsed_content("saliency_inferer").masks.window_size == 5
-
     bundle = make("spleen_ct_segmentation")
     for folder, chosen in (("probe", {"method": probe, "edge": 8}), ("same", {"window_size": 8, "stride": 8})):
         chosen = {"method": "sliding_window", "picture": False, "dir": str(tmp_path / folder)} | chosen
         bundle.explain(**{f"saliency_{name}": value for name, value in chosen.items()})
     assert voxels(tmp_path / "probe") == voxels(tmp_path / "same") != {}
-
     given = {"METHOD": probe, "EDGE": "5", "BUNDLE_ROOT": str(BUNDLE)}
     assert {"--method=probe", "--edge=5"} < {*from_environment(given)}
     assert {"--saliency_method=probe", "--saliency_edge=5"} < {*from_environment(given | {"RUN_ID": "explain"})}
-
     main(["methods"])
     assert "\nprobe: " in capsys.readouterr().out
 
 
-# How long a text may be, and what it may not name. --------------------------------------------------------------------
-
-
+# How long a text may be, and what it may not name.
 def test_no_module_and_no_function_is_long() -> None:
     """Functions are counted without their docstrings."""
     long = []

@@ -12,8 +12,6 @@ scan: a map of what the network saw shows no lesion that the network does not fi
 The controls: random weights on the same scans, the scan's intensity, and a voxel drawn at random in the brain.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import tempfile

@@ -7,8 +7,6 @@ A cohort goes twice, with a cold and a warm cache, through all that a run has. T
 scan, shows what growth looks like. The peak is of resident memory, mapped file pages of LMDB included.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import platform
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from record import add_inside, apart, resident_peak
+from torch import nn
 
 
 def masks(num_masks: int, size: int) -> None:
@@ -96,11 +95,8 @@ def _give_back_at_once() -> None:
 
 
 def _network() -> Any:
-    import torch
 
-    return torch.nn.Sequential(
-        torch.nn.Conv3d(1, 4, 3, stride=4), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()
-    )
+    return nn.Sequential(nn.Conv3d(1, 4, 3, stride=4), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten())
 
 
 def main() -> None:

@@ -6,8 +6,6 @@ A 3D UNet, half overlap, a target that reads the whole volume, and occlusion win
 the patch grid.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 

@@ -9,8 +9,6 @@ over that of its bare forwards, forwards, milliseconds a forward, and the larges
 largest value. xaitk-saliency is compared in ``xaitk.py``.
 """
 
-from __future__ import annotations
-
 import argparse
 import warnings
 from collections.abc import Callable
@@ -134,8 +132,7 @@ TOOLS: dict[str, dict[str, Tool]] = {
     "shapley": {
         "ours": ours(_regions, ms.shapley),
         "captum KernelShap": of_captum(
-            captum.attr.KernelShap,
-            lambda s: {"feature_mask": _features(s, s.players), "n_samples": s.num_coalitions},
+            captum.attr.KernelShap, lambda s: {"feature_mask": _features(s, s.players), "n_samples": s.num_coalitions}
         ),
     },
 }

@@ -8,25 +8,15 @@ images but this clock, so a warm figure is what a network may ask for at the mos
 ends with it: for process workers a second pass is as cold as the first.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time
 from pathlib import Path
 
+import monai.transforms as mt
 import nibabel as nib
 import numpy as np
 import torch
-from monai.transforms import (
-    Compose,
-    EnsureChannelFirstd,
-    LoadImaged,
-    NormalizeIntensityd,
-    Orientationd,
-    Resized,
-    Spacingd,
-)
 from scipy.ndimage import gaussian_filter
 
 from monai_saliency.data.cached_dataset import CachedDataset
@@ -54,16 +44,16 @@ def write_scans(folder: Path, count: int, shape: tuple[int, int, int]) -> list[d
     return cases
 
 
-def preprocessing(size: int) -> Compose:
+def preprocessing(size: int) -> mt.Compose:
     """From a file to ``(1, size, size, size)``."""
-    return Compose(
+    return mt.Compose(
         [
-            LoadImaged(keys="image"),
-            EnsureChannelFirstd(keys="image"),
-            Orientationd(keys="image", axcodes="RAS", labels=None),
-            Spacingd(keys="image", pixdim=(1.5, 1.5, 1.5), mode="bilinear"),
-            Resized(keys="image", spatial_size=(size, size, size), mode="trilinear"),
-            NormalizeIntensityd(keys="image", nonzero=True, channel_wise=True),
+            mt.LoadImaged(keys="image"),
+            mt.EnsureChannelFirstd(keys="image"),
+            mt.Orientationd(keys="image", axcodes="RAS", labels=None),
+            mt.Spacingd(keys="image", pixdim=(1.5, 1.5, 1.5), mode="bilinear"),
+            mt.Resized(keys="image", spatial_size=(size, size, size), mode="trilinear"),
+            mt.NormalizeIntensityd(keys="image", nonzero=True, channel_wise=True),
         ]
     )
 

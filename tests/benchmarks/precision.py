@@ -8,8 +8,6 @@ map (Pearson's of voxels, Spearman's of ranks), the largest difference in shares
 and the seconds of the first call, which compiles. Networks have random weights, so that half precision shows.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from typing import Any

@@ -8,8 +8,6 @@ Each file holds the benchmark's name, its settings, the machine (processor, core
 and the rows of figures.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json

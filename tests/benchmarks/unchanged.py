@@ -7,8 +7,6 @@ with this checkout, uncommitted changes included; the bundle explains two demo s
 of each map relative to the largest value of the earlier map, and ends with status 1 where one exceeds 1e-5.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -7,8 +7,6 @@ and how many times faster and smaller ours is. Rounds of both alternate; ratios 
 rounds. Peak memory is what a fresh process needs above what it held after the network ran on a full batch.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import itertools

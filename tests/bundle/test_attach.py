@@ -1,7 +1,5 @@
 """`attach`: the overlay's maps for an evaluator that is made in Python."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +34,8 @@ from monai.transforms import (
 
 import monai_saliency as ms
 
+WINDOWS: dict[str, Any] = {"method": "sliding_window", "window_size": 4, "stride": 4, "activation": "none"}
+
 
 def evaluator_of(bundle: Bundle, **changes: Any) -> Any:
     """A bundle's evaluator, with its weights."""
@@ -61,12 +61,10 @@ def test_the_overlays_maps(name: str, method: dict[str, Any], make: Callable[[st
     chosen = {f"saliency_{id}": value for id, value in method.items()}
     overlay = {"saliency_dir": str(tmp_path / "overlay"), "output_dir": str(tmp_path / "out"), **chosen}
     bundle.explain(few_masks=bool(method), **overlay)
-
     evaluator = evaluator_of(bundle, output_dir=str(tmp_path / "out2"))
     given = method | ({"grid_size": 4} if method else {})
     handler = ms.attach(evaluator, output_dir=tmp_path / "attached", **given)
     evaluator.run()
-
     assert maps(tmp_path / "attached") == maps(tmp_path / "overlay") != {}
     assert files(tmp_path / "attached") == files(tmp_path / "overlay")
     first, second = (rows_of(tmp_path / out / "summary.csv") for out in ("attached", "overlay"))
@@ -94,8 +92,7 @@ def test_under_amp_and_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[s
     run = evaluator(tmp_path, network=network, inferer=inferer, amp=True)
     ms.attach(run, tmp_path / "maps", store_dir="", classes=[1], activation="softmax")
     run.run()
-    said = capfd.readouterr()
-    assert "hierarchical_occlusion" in said.out
+    assert "hierarchical_occlusion" in capfd.readouterr().out
     rows = rows_of(tmp_path / "maps" / "summary.csv")
     assert all(1 < float(row["predictions"]) <= 40 for row in rows)
     assert all(float(row["predictions"]) < float(row["forwards"]) for row in rows)
@@ -103,8 +100,7 @@ def test_under_amp_and_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 def explained(run: Any, folder: Path, **more: Any) -> list[str]:
     """The cases that get a map, and that nothing else is listed."""
-    given: dict[str, Any] = {"method": "sliding_window", "window_size": 4, "stride": 4, "activation": "none", **more}
-    handler = ms.attach(run, folder, picture=False, **given)
+    handler = ms.attach(run, folder, picture=False, **WINDOWS | more)
     run.run()
     assert not (folder / "failures.csv").exists()
     return handler.explained
@@ -117,8 +113,7 @@ def test_pieces_of_a_scan_are_cases_each(tmp_path: Path) -> None:
     scans = Dataset(files, Compose([LoadImage(image_only=True), EnsureChannelFirst()]))
     run.data_loader = DataLoader(PatchDataset(scans, RandSpatialCropSamples((6, 6, 6), 3, random_size=False), 3))
     run.state.epoch_length = None
-    found = explained(run, tmp_path / "maps")
-    assert len(set(found)) == 6
+    assert len(set(explained(run, tmp_path / "maps"))) == 6
 
 
 class Mirrors(SupervisedEvaluator):
@@ -136,7 +131,7 @@ def test_an_evaluator_that_calls_its_inferer_twice_is_refused(tmp_path: Path) ->
     """Only the mirrored image's map was made, and lay mirrored on the scan."""
     loader = DataLoader(Dataset([{"image": torch.rand(1, 12, 11, 10)} for _ in range(2)]))
     run = Mirrors(torch.device("cpu"), loader, Classify())
-    ms.attach(run, tmp_path / "maps", method="sliding_window", window_size=4, stride=4, activation="none")
+    ms.attach(run, tmp_path / "maps", **WINDOWS)
     with pytest.raises(ValueError, match="calls its inferer 2 times for one batch"):
         run.run()
     assert not maps(tmp_path / "maps")
@@ -157,9 +152,7 @@ class Conditioned(torch.nn.Module):
 @pytest.mark.parametrize("kind", ["dict", "tensor"])
 def test_further_inputs_of_each_image(kind: str, tmp_path: Path) -> None:
     """Wherever they lie, each image keeps its own."""
-
-    def further(v: torch.Tensor) -> Any:
-        return {"dict": {"v": v}, "tensor": v}[kind]
+    further = lambda v: {"dict": {"v": v}, "tensor": v}[kind]  # noqa: E731
 
     class Network(Conditioned):
         def forward(self, x: torch.Tensor, cond: Any) -> torch.Tensor:
@@ -190,9 +183,7 @@ def halves(image: torch.Tensor, spacing: Any) -> torch.Tensor:
 def test_numbers_of_each_image(tmp_path: Path) -> None:
     """Arguments that the evaluator gives its network by name are players; kept scores are of the same numbers."""
     baselines = {"clinical": {"age": 62.0, "crp": 3.0}}
-    data = [
-        {"image": torch.rand(1, 12, 11, 10, generator=torch.manual_seed(i)), "v": [71.0 + i, 9.0]} for i in range(2)
-    ]
+    data = [{"image": torch.rand(1, 12, 11, 10, generator=torch.manual_seed(i)), "v": [71.0 + i, 9.0]} for i in (0, 1)]
 
     class Network(torch.nn.Module):
         def forward(self, x: torch.Tensor, clinical: torch.Tensor) -> torch.Tensor:
@@ -233,9 +224,6 @@ def in_memory(items: list[dict[str, Any]], network: torch.nn.Module, batch_size:
     return SupervisedEvaluator(torch.device("cpu"), loader, network=network, **settings)
 
 
-WINDOWS: dict[str, Any] = {"method": "sliding_window", "window_size": 4, "stride": 4, "activation": "none"}
-
-
 @pytest.mark.parametrize("first", ["mask", "image"])
 def test_an_empty_first_scan_is_not_taken_for_its_mask(first: str, tmp_path: Path) -> None:
     """Its voxels equal those of the mask, whose affine is another one."""
@@ -260,9 +248,7 @@ def test_an_empty_first_scan_is_not_taken_for_its_mask(first: str, tmp_path: Pat
     np.testing.assert_allclose(nib.load(tmp_path / "maps" / "s0_saliency.nii.gz").affine, LPS)
 
 
-# `attach` for what is not a MONAI evaluator: a Lightning module's predict step, and a plain loop. ---------------------
-
-
+# `attach` for what is not a MONAI evaluator: a Lightning module's predict step, and a plain loop.
 lightning: Any = pytest.importorskip("lightning.pytorch", reason='needs pip install "monai-saliency[lightning]"')
 
 
@@ -280,14 +266,8 @@ def segmenter() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Conv3d(1, 2, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv3d(2, 2, 1)).eval()
 
 
-CLASSIFY: dict[str, Any] = {
-    "method": "rise",
-    "num_masks": 8,
-    "grid_size": 3,
-    "activation": "none",
-    "classes": [1],
-    "picture": False,
-}
+CLASSIFY: dict[str, Any] = {"method": "rise", "num_masks": 8, "grid_size": 3, "activation": "none", "classes": [1]}
+CLASSIFY |= {"picture": False}
 SEGMENT: dict[str, Any] = {"classes": [1], "store_dir": "", "picture": False}
 #: by name: the network, the inferer that predicts, the images of a batch, and what is explained
 KINDS: dict[str, tuple[Callable[[], torch.nn.Module], Any, int, dict[str, Any]]] = {
@@ -343,18 +323,14 @@ def same_rows(first: Path, second: Path) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_predict_step_gets_the_evaluators_maps(
-    kind: str, loader: Callable[[int], DataLoader], tmp_path: Path
-) -> None:
+def test_a_predict_step_gets_the_evaluators_maps(kind: str, loader: Any, tmp_path: Path) -> None:
     make, inferer, batch_size, settings = KINDS[kind]
     network = make()
     by_evaluator(network, inferer, loader(batch_size), tmp_path / "evaluator", **settings)
     module = Predicts(network, inferer)
     alone = trainer().predict(module, loader(batch_size))
-
     handler = ms.attach(module, tmp_path / "module", postprocessing=ACTIVATE, **settings)
     explained = trainer().predict(module, loader(batch_size))
-
     assert maps(tmp_path / "module") == maps(tmp_path / "evaluator") != {}
     assert same_rows(tmp_path / "module", tmp_path / "evaluator")
     assert handler.explained == ["s0", "s1", "s2"]
@@ -369,7 +345,6 @@ def test_a_plain_loop_gets_the_evaluators_maps(kind: str, loader: Callable[[int]
     network = make()
     data = loader(batch_size)
     by_evaluator(network, inferer, data, tmp_path / "evaluator", **settings)
-
     given = {"loader": data, "inferer": inferer, "postprocessing": ACTIVATE, **settings}
     met = []
     with torch.no_grad(), ms.attach(network, tmp_path / "loop", **given) as explain:
@@ -379,7 +354,6 @@ def test_a_plain_loop_gets_the_evaluators_maps(kind: str, loader: Callable[[int]
             explain(batch, prediction)
             assert torch.equal(prediction, before)
             met.append(len(list((tmp_path / "loop").glob("*_saliency.nii.gz"))))
-
     assert met == [min(3, batch_size * (i + 1)) for i in range(len(data))]  # nothing is written later
     assert maps(tmp_path / "loop") == maps(tmp_path / "evaluator") != {}
     assert same_rows(tmp_path / "loop", tmp_path / "evaluator")
@@ -423,11 +397,7 @@ class Two(Predicts):
         (lambda: Scaled(), {"method": "rice"}, r"`method` must be one of \["),
         (lambda: Scaled(), {"target": "predicted"}, r"`target` must be 'auto' or a target, got 'predicted'"),
         (lambda: Scaled(), {"target": ms.ClassScore(1, "none"), "classes": [0]}, "give them to ClassScore itself"),
-        (
-            lambda: Scaled(),
-            {"target": ms.ClassScore(1, "none"), "activation": "softmax"},
-            "are for the target 'auto'",
-        ),
+        (lambda: Scaled(), {"target": ms.ClassScore(1, "none"), "activation": "softmax"}, "are for the target 'auto'"),
     ],
 )
 def test_what_cannot_be_attached_to(module: Callable[[], Any], settings: Any, match: str, tmp_path: Path) -> None:
@@ -443,9 +413,7 @@ def test_what_cannot_be_attached_to(module: Callable[[], Any], settings: Any, ma
         (lambda: Nothing(segmenter(), SlidingWindowInferer((6, 6, 6))), "called its `inferer` 0 times"),
     ],
 )
-def test_a_step_that_cannot_be_repeated(
-    module: Callable[[], Any], match: str, loader: Callable[[int], DataLoader], tmp_path: Path
-) -> None:
+def test_a_step_that_cannot_be_repeated(module: Callable[[], Any], match: str, loader: Any, tmp_path: Path) -> None:
     """Else a patch would be explained for the scan."""
     made = module()
     ms.attach(made, tmp_path / "maps", **SEGMENT)
@@ -454,9 +422,7 @@ def test_a_step_that_cannot_be_repeated(
     assert not maps(tmp_path / "maps")
 
 
-def test_several_devices_are_refused(
-    loader: Callable[[int], DataLoader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_devices_are_refused(loader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, run = Predicts(Scaled()), trainer()
     ms.attach(module, tmp_path / "maps", **CLASSIFY)
     monkeypatch.setattr(type(run), "world_size", 2)
@@ -494,9 +460,7 @@ def global_state() -> Iterator[None]:
     assert not torch.is_inference_mode_enabled()
 
 
-# DICOM series in somebody else's evaluator, which reads them with MONAI's own readers. --------------------------------
-
-
+# DICOM series in somebody else's evaluator, which reads them with MONAI's own readers.
 pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
 hd = pytest.importorskip("highdicom", reason="needs the dicom extra")
 
@@ -529,8 +493,7 @@ def explained_series(folders: list[Path], output_dir: Path, reader: str | None, 
     dataset = Dataset([{"image": str(folder)} for folder in folders], Compose(steps))
     network = Brightness(spatial_dims=3, window=3)
     run = SupervisedEvaluator(torch.device("cpu"), DataLoader(dataset), network=network)
-    given: dict[str, Any] = {"method": "sliding_window", "window_size": 4, "stride": 4, "activation": "none"}
-    handler = ms.attach(run, output_dir, classes=[1], report=False, **given | settings)
+    handler = ms.attach(run, output_dir, classes=[1], report=False, **WINDOWS | settings)
     run.run()
     return handler
 
@@ -550,7 +513,6 @@ def test_maps_go_back_to_their_series_whichever_way_it_was_read(reader: str | No
     assert any("instance numbers do not follow" in error for error in failed)
     assert len(failed) == 2
     assert not any(name in path.name for path in out.rglob("*") for name in (*series, "doe"))
-
     turned = []
     for case in handler.explained:
         saved = nib.load(out / f"{case}_saliency.nii.gz")

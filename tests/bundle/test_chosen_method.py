@@ -1,11 +1,10 @@
 """Methods by their names, and their settings by their signatures."""
 
-from __future__ import annotations
-
 import logging
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,16 +81,8 @@ def test_help_comes_from_the_docstring(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_given_settings_come_before_defaults_before_the_methods_own(caplog: pytest.LogCaptureFixture) -> None:
     method = ChosenMethod("rise", {"num_masks": 3}, {"num_masks": 5, "grid_size": 2, "window_size": 4})
-    assert method.settings == {
-        "num_masks": 3,
-        "grid_size": 2,
-        "p1": 0.5,
-        "seed": 0,
-        "per_channel": False,
-        "form": "centred",
-        "until": None,
-        "budget": None,
-    }
+    own = {"p1": 0.5, "seed": 0, "per_channel": False, "form": "centred", "until": None, "budget": None}
+    assert method.settings == {"num_masks": 3, "grid_size": 2} | own
     masks = method(target=TARGET, mask_batch_size=2).masks
     assert isinstance(masks, ms.RISEMasks)
     assert masks.num_masks == 3
@@ -114,9 +105,6 @@ def needs(size, *, target, **settings):
 def test_what_a_method_must_be_given() -> None:
     with pytest.raises(ValueError, match="`method` needs needs --size"):
         ChosenMethod(needs)
-
-
-# In our bundle. -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -157,9 +145,7 @@ def test_patch_windows_say_what_they_need(cohort: Path, checkpoint: Path, tmp_pa
     assert str(root_cause(caught.value)).startswith("`inferer` must be a SlidingWindowInferer, whose patches make the")
 
 
-def test_ones_own_method_and_its_setting_as_a_flag(
-    cohort: Path, checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ones_own_method_and_its_setting_as_a_flag(cohort: Path, checkpoint: Path, tmp_path: Path, caplog: Any) -> None:
     same = {"method": "sliding_window", "window_size": 6, "stride": 6}
     run(cohort, tmp_path / "same", checkpoint, **same)
     caplog.clear()

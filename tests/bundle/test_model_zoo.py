@@ -1,7 +1,5 @@
 """Our own bundle as the Model Zoo wants it: ids, metadata, pins and pages. ``test_own_bundle.py`` runs it."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.metadata import metadata, requires, version
@@ -46,9 +44,7 @@ def test_training_has_the_properties_of_a_train_workflow(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_training_runs_by_its_command(tmp_path: Path) -> None:
     """A few iterations of the demo's network, whose weights the inference's network takes."""
-    (line,) = re.findall(
-        r"^python (-m monai\.bundle run .*train\.yaml)$", (DOCS / "README.md").read_text(), re.MULTILINE
-    )
+    (line,) = re.findall(r"^python (-m monai\.bundle run .*train\.yaml)$", (DOCS / "README.md").read_text(), re.M)
     few = {"dataset_dir": tmp_path / "data", "ckpt_path": tmp_path / "model.pt", "num_training": 8, "num_validation": 2}
     few |= {"epochs": 2, "val_interval": 1, "device": "cpu"}
     command = [*line.split(), *(word for name, value in few.items() for word in (f"--{name}", str(value)))]

@@ -1,7 +1,5 @@
 """The overlay ``nnunet``: our bundle explains a trained nnU-Net model folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +96,6 @@ def test_unperturbed_probabilities_are_nnunets(
     item["pred"] = convert_to_dst_type(logits, item["image"], dtype=torch.float16)[0]
     found = Invertd("pred", pre, orig_keys="image", nearest_interp=False)(item)["pred"]
     np.testing.assert_allclose(found.affine, affine, atol=1e-5)
-
     predictor = own_predictor(nnunet_models / FULL.replace("3d_fullres", configuration), folds, mirroring)
     array, properties = predictor.plans_manager.image_reader_writer_class().read_images([str(path)])
     with counted_patches() as theirs:
@@ -111,9 +108,7 @@ def test_unperturbed_probabilities_are_nnunets(
     assert sum(ours) == sum(theirs) >= len(folds) * (4 if mirroring else 1)
 
 
-def test_default_explanation_of_all_folds(
-    nnunet_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_default_explanation_of_all_folds(nnunet_models: Path, tmp_path: Path, caplog: Any) -> None:
     """Windows on the patch grid, patches remembered, at most 40 of nnU-Net's own predictions, counted in patches; scans
     in two formats of name.
     """
@@ -156,9 +151,7 @@ def test_notebook_runs(tmp_path: Path) -> None:
     run_notebook("nnunet.ipynb", tmp_path)
 
 
-# nnU-Net's names of files. --------------------------------------------------------------------------------------------
-
-
+# nnU-Net's names of files.
 def make(folder: Path, *names: str) -> Path:
     for name in names:
         path = folder / f"{name}.nii.gz"

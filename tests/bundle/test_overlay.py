@@ -1,7 +1,5 @@
 """The overlay, on small bundles with the ids and the structure of the Model Zoo's, and on others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.files import contents, rows_of, voxels
+from helpers.files import contents, rows_of, scores_of, voxels
 from helpers.layouts import LAYOUTS, Bundle, Layout
 from helpers.own_bundle import SMALL_NET, run
 from helpers.paths import BUNDLE, BUNDLES
@@ -36,7 +34,6 @@ def test_explains_a_layout_and_leaves_its_outputs_as_they_were(
     plain, explained, maps = (tmp_path / each for each in ("plain", "explained", "maps"))
     bundle.run(**{name: str(plain)})
     bundle.explain(**{name: str(explained)}, saliency_dir=str(maps), saliency_keeps_place=True)
-
     assert contents(explained) == contents(plain)
     if layout.name != "renamed_ids":  # which writes nothing
         assert contents(plain)
@@ -50,9 +47,7 @@ def test_explains_a_layout_and_leaves_its_outputs_as_they_were(
     assert layout.words in said[0]
 
 
-def test_an_evaluator_of_one_image_a_call(
-    make: Callable[[str], Bundle], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_evaluator_of_one_image_a_call(make: Callable[[str], Bundle], tmp_path: Path, caplog: Any) -> None:
     """A batch of perturbed images takes the axis of its prompts, and each row becomes a softmax over the images: images
     go through one at a time instead, and the log says so.
     """
@@ -225,14 +220,8 @@ def test_peak_lies_on_the_planted_structure_in_the_scan(make: Callable[[str], Bu
     path = tmp_path / "data" / "scan.nii.gz"
     nib.save(nib.Nifti1Image(data, AFFINES[0]), path)
     network = {"_target_": f"{Planted.__module__}.Planted"}
-    bundle.explain(
-        model=network,
-        weights="nothing to load",
-        saliency_dir=str(tmp_path / "maps"),
-        saliency_num_masks=200,
-        saliency_grid_size=5,
-        saliency_picture=False,
-    )
+    asked = {"saliency_num_masks": 200, "saliency_grid_size": 5, "saliency_picture": False}
+    bundle.explain(model=network, weights="nothing to load", saliency_dir=str(tmp_path / "maps"), **asked)
     (row,) = rows_of(tmp_path / "maps" / "summary.csv")
     peak = [float(row[f"peak_{axis}_mm"]) for axis in "xyz"]
     voxel = nib.affines.apply_affine(np.linalg.inv(AFFINES[0]), peak)
@@ -415,22 +404,70 @@ def test_evaluator_that_meets_no_case_is_an_error(tmp_path: Path) -> None:
         Overlay(tmp_path / "maps").explain(small_bundle([], Brightness(), dataloader=[]))
 
 
-def test_part_of_a_dictionary_is_chosen_by_name(
-    make: Callable[[str], Bundle], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_part_of_a_dictionary_is_chosen_by_name(make: Callable[[str], Bundle], tmp_path: Path, capfd: Any) -> None:
     bundle = make("pathology_nuclei_segmentation_classification")
-    bundle.explain(
-        saliency_output="type_prediction",
-        saliency_classes=[1, 4],
-        saliency_method="sliding_window",
-        saliency_dir=str(tmp_path / "maps"),
-        saliency_picture=False,
-    )
-    said = capfd.readouterr().out
-    assert "channel 1, 4 in the image of output type_prediction" in said
+    asked = {"saliency_output": "type_prediction", "saliency_classes": [1, 4], "saliency_method": "sliding_window"}
+    bundle.explain(saliency_dir=str(tmp_path / "maps"), saliency_picture=False, **asked)
+    assert "channel 1, 4 in the image of output type_prediction" in capfd.readouterr().out
     assert nib.load(tmp_path / "maps" / "tile_saliency.nii.gz").shape == (48, 40, 2)
 
 
 def test_path_of_an_overlay_is_printed_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     main(["overlay", "explain"])
     assert capsys.readouterr().out == f"{overlay_path('explain')}\n"
+
+
+# The overlay on a bundle that cuts patches under AMP, as most of the Model Zoo's with a sliding-window inferer do.
+@pytest.mark.parametrize(
+    "method",
+    [{}, {"saliency_method": "sliding_window", "saliency_window_size": 8, "saliency_stride": 8}],
+    ids=["by default", "sliding_window"],
+)
+def test_patches_are_remembered_under_amp(method: Any, make: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """The same scores and maps as from whole images, from fewer patches, through the bundle's own inferer."""
+    bundle = make("spleen_ct_segmentation")
+    assert '"amp": true' in bundle.config.read_text()
+    bundle.explain(few_masks=False, saliency_dir=str(tmp_path / "remembered"), **method)
+    monkeypatch.setattr("monai_saliency.inferers.inferer.remember", lambda *args: None)
+    bundle.explain(few_masks=False, saliency_dir=str(tmp_path / "whole"), **method)
+    scores = [scores_of(tmp_path / name / "scores") for name in ("remembered", "whole")]
+    rows = [rows_of(tmp_path / name / "summary.csv") for name in ("remembered", "whole")]
+    assert len(scores[0]) == len(rows[0]) == len(bundle.scans)
+    for case, ours, whole in zip(bundle.scans, *rows, strict=True):
+        np.testing.assert_allclose(scores[0][case], scores[1][case], rtol=0, atol=1e-5)
+        assert np.ptp(scores[0][case]) > 1e-3
+        one, other = (nib.load(tmp_path / n / f"{case}_saliency.nii.gz").get_fdata() for n in ("remembered", "whole"))
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+        # Eight patches a volume; of the smaller one, windows that are not on the patches' grid touch all.
+        assert int(ours["forwards"]) <= 8 * (1 if method and case == "spleen_1" else 0.7) * int(whole["forwards"])
+        assert method or float(ours["predictions"]) <= 40
+
+
+# xaitk-saliency's classes as `--method` in other people's bundles.
+STACK = "xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise.RISEStack"
+
+
+def voxels_of(folder: Path) -> dict[str, np.ndarray]:
+    found = {}
+    for path in sorted(folder.rglob("*_saliency.nii.gz")):
+        found[path.name] = np.asanyarray(nib.load(path).dataobj)
+    return found
+
+
+def test_a_whole_method_by_the_overlay(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    """RISE of both packages, with the same masks: the one scales its maps."""
+    bundle = make("breast_density_classification")
+    shared = {"saliency_p1": 0.4, "saliency_seed": 3, "saliency_trust": True, "saliency_trust_steps": 4}
+    theirs = {"saliency_method": STACK, "saliency_n": 12, "saliency_s": 4}
+    ours = {"saliency_method": "rise", "saliency_num_masks": 12, "saliency_grid_size": 4, "saliency_form": "debiased"}
+    folders = {}
+    for name, method in {"theirs": theirs, "ours": ours}.items():
+        folders[name] = tmp_path / name
+        bundle.explain(few_masks=False, saliency_dir=str(folders[name]), **shared, **method)
+    expected, found = voxels_of(folders["ours"]), voxels_of(folders["theirs"])
+    assert found.keys() == expected.keys() != set()
+    for name, saliency in expected.items():
+        np.testing.assert_allclose(found[name], saliency / np.abs(saliency).max(), rtol=0, atol=1e-4)
+    rows = rows_of(folders["theirs"] / "summary.csv")
+    assert [row["forwards"] for row in rows] == ["14"] * len(rows)  # the image too, once for each
+    assert not (folders["theirs"] / "failures.csv").exists()

@@ -1,7 +1,5 @@
 """The bundle, run as a user runs it: on scans of his own, with a network of his own, and on broken input."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -25,6 +23,9 @@ from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.networks.checkpoints import load_checkpoint
 from monai_saliency.transforms.writers import case_writers
+
+DENSENET = {"_target_": "DenseNet", **SMALL_NET}
+UNET = {"_target_": "UNet", "spatial_dims": 3, "in_channels": 1, "out_channels": 2, "channels": [2, 4], "strides": [2]}
 
 
 @pytest.fixture
@@ -65,8 +66,7 @@ def test_own_scans_get_maps_on_their_own_grids(cohort: Path, checkpoint: Path, t
         assert float(row["seconds"]) > 0
         assert float(row["probability"]) == pytest.approx(float(row["score"]))
         assert row["prediction"] == row["class"]
-        picture = (tmp_path / "out" / f"{row['case']}_saliency.png").read_bytes()
-        assert picture.startswith(b"\x89PNG")
+        assert (tmp_path / "out" / f"{row['case']}_saliency.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.rglob(".tmp*"))
 
 
@@ -131,28 +131,16 @@ def broken(kind: str, folder: Path) -> str:
 def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
     message = broken(kind, cohort)
     (cohort / "z_broken.nii.gz").rename(cohort / "b_broken.nii.gz")  # in the middle, so that some come after it
-    with pytest.raises(
-        SystemExit, match=r"error: 1 case without a map, see .*; the first is case b_broken: "
-    ) as caught:
+    with pytest.raises(SystemExit, match=r"error: 1 case without a map, see .*; the first is case b_broken: ") as error:
         run(cohort, tmp_path / "out", checkpoint, store_dir="", cache="none")
-    assert message in str(caught.value)
+    assert message in str(error.value)
     (row,) = rows_of(tmp_path / "out" / "failures.csv")
     assert (row["case"], row["stage"]) == ("b_broken", "load")
     assert message in row["error"]
     # All others are there, whole; nothing of the broken case is left.
-    files = [
-        ".failures.csv.lock",
-        ".summary.csv.lock",
-        ".summary.settings.json.lock",
-        "a_saliency.nii.gz",
-        "b_saliency.nii.gz",
-        "c_saliency.nii.gz",
-        "failures.csv",
-        "summary.csv",
-        "summary.settings.json",
-    ]
+    tables = ["failures.csv", "summary.csv", "summary.settings.json"]
+    files = [f".{name}.lock" for name in tables] + [f"{case}_saliency.nii.gz" for case in "abc"] + tables
     assert sorted(p.name for p in (tmp_path / "out").rglob("*") if p.is_file()) == files
-
     with pytest.raises(RuntimeError) as strict:
         run(cohort, tmp_path / "strict", checkpoint, strict=True)
     cause = root_cause(strict.value)
@@ -169,22 +157,9 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
         ({"dataset_dir": "nowhere"}, "`dataset_dir` nowhere is not a folder"),
         ({"classes": [7]}, "case a: class 7 is out of range: the network gives 2 classes"),
         ({"checkpoint": "none.pt"}, "checkpoint none.pt does not exist"),
-        (
-            {"network_def": {"_target_": "DenseNet", **SMALL_NET, "out_channels": 5}},
-            "does not fit the network DenseNet",
-        ),
-        (
-            {
-                "network_def": {"_target_": "UNet", "spatial_dims": 3, "in_channels": 1, "out_channels": 2}
-                | {"channels": [2, 4], "strides": [2]},
-                "checkpoint": "",
-            },
-            "case a: ClassScore reads one row of class scores.* use RegionScore",
-        ),
-        (
-            {"network_def": {"_target_": "DenseNet", **SMALL_NET, "in_channels": 3}, "checkpoint": ""},
-            "case a: .*channels",
-        ),
+        ({"network_def": DENSENET | {"out_channels": 5}}, "does not fit the network DenseNet"),
+        ({"network_def": UNET, "checkpoint": ""}, "case a: ClassScore reads one row of class scores.* use RegionScore"),
+        ({"network_def": DENSENET | {"in_channels": 3}, "checkpoint": ""}, "case a: .*channels"),
     ],
 )
 def test_wrong_settings_say_what_to_do(
@@ -205,7 +180,7 @@ def test_command_line_ends_with_the_cause(cohort: Path, checkpoint: Path, tmp_pa
     command += ["--config_file", str(BUNDLE / "configs" / "inference.yaml"), "--dataset_dir", str(cohort)]
     command += ["--output_dir", str(tmp_path / "out"), "--checkpoint", str(checkpoint), "--method", "rise"]
     command += ["--num_masks", "5", "--grid_size", "2", "--spatial_size", "[16,16,16]", "--picture", "False"]
-    command += ["--network_def", json.dumps({"_target_": "DenseNet", **SMALL_NET})]
+    command += ["--network_def", json.dumps(DENSENET)]
     done = commands.run(command, cwd=tmp_path)
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].startswith("error: case z_broken: 1 of its voxels are NaN")
@@ -240,7 +215,7 @@ def decathlon(folder: Path, count: int = 2) -> Path:
     return folder
 
 
-TWO_CHANNELS = {"network_def": {"_target_": "DenseNet", **SMALL_NET, "in_channels": 2}, "pixdim": [1.5, 1.5, 3.0]}
+TWO_CHANNELS = {"network_def": DENSENET | {"in_channels": 2}, "pixdim": [1.5, 1.5, 3.0]}
 
 
 def test_organs_and_modalities(tmp_path: Path) -> None:
@@ -249,12 +224,8 @@ def test_organs_and_modalities(tmp_path: Path) -> None:
     weights = tmp_path / "weights.pt"
     torch.manual_seed(0)
     torch.save(DenseNet(**SMALL_NET | {"in_channels": 2}).state_dict(), weights)
-    settings = TWO_CHANNELS | {
-        "mask_batch_size": 1,
-        "per_channel": True,
-        "region_names": {4: "liver"},
-        "method": "region_occlusion",
-    }
+    settings = TWO_CHANNELS | {"mask_batch_size": 1, "per_channel": True, "region_names": {4: "liver"}}
+    settings["method"] = "region_occlusion"
     rows = run(folder, tmp_path / "out", weights, **settings)
     assert [(row["case"], row["channel"]) for row in rows] == [(f"imagesTs/s{i}", c) for i in range(2) for c in "01"]
     assert {row["forwards"] for row in rows} == {str(1 + 2 * 2)}
@@ -269,7 +240,6 @@ def test_organs_and_modalities(tmp_path: Path) -> None:
         inside = saliency[label == int(row["region"]), int(row["channel"])]
         np.testing.assert_allclose(inside, float(row["saliency"]), rtol=1e-5)
         assert float(row["volume_ml"]) == pytest.approx((label == int(row["region"])).sum() * 1.5 * 1.5 * 3 / 1000)
-
     # Other labels, other regions: stored scores of the old ones must not be used.
     assert {row["forwards"] for row in run(folder, tmp_path / "out", weights, **settings)} == {"1"}
     moved = np.roll(label, 2, axis=1)

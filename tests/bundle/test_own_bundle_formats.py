@@ -1,7 +1,5 @@
 """Our own bundle on photographs, NRRD and MetaImage, as the README says how."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nibabel as nib

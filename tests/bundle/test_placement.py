@@ -1,36 +1,14 @@
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path
 from typing import Any
 
+import monai.transforms as mt
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
 from monai.data import ArrayDataset, DataLoader, Dataset, MetaTensor
-from monai.transforms import (
-    Compose,
-    ConcatItemsd,
-    CopyItemsd,
-    EnsureChannelFirst,
-    EnsureChannelFirstd,
-    Flipd,
-    GridDistortiond,
-    InvertibleTransform,
-    Lambdad,
-    LoadImage,
-    LoadImaged,
-    MapTransform,
-    ResampleToMatchd,
-    Resize,
-    Resized,
-    Spacingd,
-    SpatialPadd,
-    SqueezeDimd,
-    ToTensord,
-)
 
 from monai_saliency.bundle.placement import Placement
 from monai_saliency.transforms import case_writers
@@ -66,7 +44,7 @@ def place(placement: Placement, image: Any, key: Any = "image") -> dict[Any, Any
 
 def test_cases_are_called_by_their_path_below_the_common_folder(tmp_path: Path) -> None:
     files = [scan(tmp_path / each / "ct.nii.gz") for each in ("a/x", "b")]
-    dataset = Dataset([{"image": str(file)} for file in files], LoadImaged("image"))
+    dataset = Dataset([{"image": str(file)} for file in files], mt.LoadImaged("image"))
     placement = Placing(tmp_path / "maps", DataLoader(dataset), "image")
     assert [placement.name(dataset[i], str(i)) for i in (0, 1, 0)] == ["a/x/ct", "b/ct", "a/x/ct"]
     assert placement.name(dataset[0], "2") == ""  # a loader that ended has begun anew
@@ -75,7 +53,7 @@ def test_cases_are_called_by_their_path_below_the_common_folder(tmp_path: Path) 
 
 def test_files_of_one_name_elsewhere_get_names_of_their_own(tmp_path: Path) -> None:
     """The same ones whichever of them a process meets, and in which order."""
-    images = [LoadImage()(scan(tmp_path / each / "ct.nii.gz")) for each in "ab"]
+    images = [mt.LoadImage()(scan(tmp_path / each / "ct.nii.gz")) for each in "ab"]
     names = []
     for order in ((0, 1), (1, 0), (1,)):
         placement = Placing(tmp_path / "maps", None, "image")
@@ -121,17 +99,15 @@ def test_files_that_differ_in_their_suffix_have_names_of_their_own(
 def test_a_file_that_gives_several_cases(tmp_path: Path) -> None:
     """Listed twice, with other prompts perhaps."""
     file = scan(tmp_path / "ct.nii.gz")
-    image = LoadImage()(file)
+    image = mt.LoadImage()(file)
     listed = Placing(tmp_path, DataLoader(Dataset([{"image": str(file), "prompt": i} for i in range(2)])), "image")
     assert [listed.name({"image": image}, place) for place in "011"] == ["ct-0", "ct-1", "ct-1"]
     assert listed.all_names({"image": image}) is None
 
 
-def test_patch_of_a_slide_is_saved_by_its_place_on_its_own_grid(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_patch_of_a_slide_is_saved_by_its_place_on_its_own_grid(tmp_path: Path, caplog: Any) -> None:
     slide = scan(tmp_path / "slide.tif.nii")
-    dataset = Dataset([{"image": str(slide)}], Compose([]))
+    dataset = Dataset([{"image": str(slide)}], mt.Compose([]))
     placement = Placing(tmp_path / "maps", DataLoader(dataset), "image")
     meta = {"path": str(slide), "location": np.array([32, 64])}
     patches = [MetaTensor(torch.rand(1, 5, 4), meta=meta | {"location": np.array([x, 64])}) for x in (0, 32)]
@@ -146,34 +122,31 @@ def test_patch_of_a_slide_is_saved_by_its_place_on_its_own_grid(
 
 def test_array_transforms_are_inverted_where_they_can_be(tmp_path: Path) -> None:
     file = scan(tmp_path / "scan.nii.gz")
-    transform = Compose([LoadImage(), EnsureChannelFirst(), Resize((5, 4, 3))])
+    transform = mt.Compose([mt.LoadImage(), mt.EnsureChannelFirst(), mt.Resize((5, 4, 3))])
     dataset = ArrayDataset([str(file)], transform, labels=[0], label_transform=lambda label: label)
-    placement = Placing(tmp_path / "maps", DataLoader(dataset), 0)
-    place(placement, dataset[0][0], key=0)
+    place(Placing(tmp_path / "maps", DataLoader(dataset), 0), dataset[0][0], key=0)
     (written,) = (tmp_path / "maps").glob("*.nii.gz")
     assert nib.load(written).shape == (10, 8, 6)
     np.testing.assert_allclose(nib.load(written).affine, AFFINE, atol=1e-5)
 
 
-class Cut(MapTransform):
+class Cut(mt.MapTransform):
     """Cuts voxels off without recording it, and its inverse fails."""
 
     def __call__(self, data: Any) -> Any:
         return {**data, "image": data["image"][:, 2:]}
 
 
-class CutInvertible(Cut, InvertibleTransform):
+class CutInvertible(Cut, mt.InvertibleTransform):
     def inverse(self, data: Any) -> Any:
         raise KeyError("what was cut off is gone")
 
 
 @pytest.mark.parametrize("cut", [Cut("image"), CutInvertible("image")])
-def test_a_map_that_does_not_get_back_lies_on_the_networks_input(
-    cut: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_map_that_does_not_get_back_lies_on_the_networks_input(cut: Any, tmp_path: Path, caplog: Any) -> None:
     """A computed map is not thrown away, and the log says where it lies."""
     file = scan(tmp_path / "scan.nii.gz")
-    dataset = Dataset([{"image": str(file)}], Compose([LoadImaged("image", ensure_channel_first=True), cut]))
+    dataset = Dataset([{"image": str(file)}], mt.Compose([mt.LoadImaged("image", ensure_channel_first=True), cut]))
     placement = Placing(tmp_path / "maps", DataLoader(dataset), "image")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -185,7 +158,7 @@ def test_a_map_that_does_not_get_back_lies_on_the_networks_input(
     assert ("what was cut off is gone" in caplog.text) == isinstance(cut, CutInvertible)
 
 
-class WithoutAllowing(MapTransform):
+class WithoutAllowing(mt.MapTransform):
     """What ``Invertd`` does not take: its keys may not be missing, as it has no word for that."""
 
     def __init__(self) -> None:
@@ -204,26 +177,26 @@ def rises(shape: tuple[int, ...]) -> np.ndarray:
 
 PIPELINES = {
     "without allow_missing_keys": [
-        Flipd("image", 0),
+        mt.Flipd("image", 0),
         WithoutAllowing(),
-        Spacingd("image", (1.5, 1.5, 2.5)),
-        SqueezeDimd("image", 0),
-        EnsureChannelFirstd("image", channel_dim="no_channel"),
+        mt.Spacingd("image", (1.5, 1.5, 2.5)),
+        mt.SqueezeDimd("image", 0),
+        mt.EnsureChannelFirstd("image", channel_dim="no_channel"),
     ],
     "an inverse that is an array": [
-        ToTensord("image"),
-        Flipd("image", 0),
-        Lambdad("image", lambda x: x * 2),
-        Spacingd("image", (1.5, 1.5, 2.5)),
-        SpatialPadd("image", (20, 20, 20)),
+        mt.ToTensord("image"),
+        mt.Flipd("image", 0),
+        mt.Lambdad("image", lambda x: x * 2),
+        mt.Spacingd("image", (1.5, 1.5, 2.5)),
+        mt.SpatialPadd("image", (20, 20, 20)),
     ],
     "of two files": [
-        Flipd(["first", "second"], 0),
-        Spacingd(["first", "second"], (1.5, 1.5, 2.5)),
-        ResampleToMatchd("second", "first"),
-        ConcatItemsd(["first", "second"], "both"),
-        CopyItemsd("both", names="image"),
-        SpatialPadd("image", (20, 20, 20)),
+        mt.Flipd(["first", "second"], 0),
+        mt.Spacingd(["first", "second"], (1.5, 1.5, 2.5)),
+        mt.ResampleToMatchd("second", "first"),
+        mt.ConcatItemsd(["first", "second"], "both"),
+        mt.CopyItemsd("both", names="image"),
+        mt.SpatialPadd("image", (20, 20, 20)),
     ],
 }
 
@@ -236,8 +209,8 @@ def test_a_map_goes_back_through_what_can_be_inverted(steps: list[Any], tmp_path
     for i, file in enumerate(files.values()):
         shape = (10 + 2 * i, 8, 6 + i)
         nib.save(nib.Nifti1Image((rises(shape) + i).astype(np.float32), AFFINE + 0.5 * i * np.eye(4, 4)), file)
-    load = [LoadImaged(keys), EnsureChannelFirstd(keys)]
-    dataset = Dataset([{key: str(file) for key, file in files.items()}], Compose([*load, *steps]))
+    load = [mt.LoadImaged(keys), mt.EnsureChannelFirstd(keys)]
+    dataset = Dataset([{key: str(file) for key, file in files.items()}], mt.Compose([*load, *steps]))
     placement = Placing(tmp_path / "maps", DataLoader(dataset), "image", keeps_place=True)
     image = dataset[0]["image"]
     assert placement.all_names({"image": image}) == [keys[0]]
@@ -252,7 +225,7 @@ def test_a_map_goes_back_through_what_can_be_inverted(steps: list[Any], tmp_path
     np.testing.assert_allclose(saved.get_fdata()[inside], rises((10, 8, 6))[inside], atol=2)
 
 
-class Mirror(MapTransform):
+class Mirror(mt.MapTransform):
     """Turns an image round without recording it."""
 
     def __call__(self, data: Any) -> Any:
@@ -265,9 +238,9 @@ UNKNOWN = "{} may move voxels and records nothing: if it changes values only, se
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (Lambdad("image", lambda image: image * 2), UNKNOWN),
+        (mt.Lambdad("image", lambda image: image * 2), UNKNOWN),
         (Mirror("image"), UNKNOWN),
-        (GridDistortiond("image", (2, 2, 2), [(1.0, 1.3, 0.9)] * 3), "{} moves voxels and does not record it"),
+        (mt.GridDistortiond("image", (2, 2, 2), [(1.0, 1.3, 0.9)] * 3), "{} moves voxels and does not record it"),
     ],
     ids=["a function", "an own step", "distorted"],
 )
@@ -277,8 +250,8 @@ def test_steps_that_move_voxels_without_recording_it(
 ) -> None:
     """Shape and affine would lead back to the scan, and the map would not lie on what it shows."""
     file = scan(tmp_path / "scan.nii.gz")
-    steps = [LoadImaged("image"), EnsureChannelFirstd("image"), Resized("image", (9, 8, 7)), step]
-    dataset = Dataset([{"image": str(file)}], Compose(steps))
+    steps = [mt.LoadImaged("image"), mt.EnsureChannelFirstd("image"), mt.Resized("image", (9, 8, 7)), step]
+    dataset = Dataset([{"image": str(file)}], mt.Compose(steps))
     placement = Placing(tmp_path / "maps", DataLoader(dataset), "image", keeps_place=keeps_place)
     with caplog.at_level(logging.WARNING):
         place(placement, dataset[0]["image"])

@@ -1,7 +1,5 @@
 """The standard error travels with the map: to the scan's own grid, by every way that explains a cohort."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,6 @@ from monai.engines import SupervisedEvaluator
 from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Orientationd, Spacingd
 
 import monai_saliency as ms
-from monai_saliency.cases import Case
-from monai_saliency.transforms import SaveSaliencyd
 
 
 @pytest.fixture
@@ -111,10 +107,8 @@ def test_attached(tmp_path: Path) -> None:
     path = tmp_path / "maps" / "scan_standard_error.nii.gz"
     image = Compose(load)({"image": str(scan)})["image"]
     method = ms.rise(30, 3, target=ms.ClassScore([1], "none"))
-    (expected,) = method.explain(image[None], Brightness(3), cases=[Case("scan")])
-    assert expected.standard_error is not None
+    (expected,) = method.explain(image[None], Brightness(3), cases=[ms.Case("scan")])
     np.testing.assert_allclose(nib.load(path).get_fdata(), expected.standard_error[0], rtol=1e-4, atol=1e-6)
-
     moved = evaluator(scan, Compose([*load, Orientationd(axcodes="RAS", labels=None, **keys)]))
     ms.attach(moved, tmp_path / "moved", activation="none", **given)
     moved.run()
@@ -122,7 +116,7 @@ def test_attached(tmp_path: Path) -> None:
     assert found.shape == (9, 8, 7)
     np.testing.assert_array_equal(found.affine, saliency.affine)
     turned = Compose([*load, Orientationd(axcodes="RAS", labels=None, **keys)])({"image": str(scan)})["image"]
-    (expected,) = method.explain(turned[None], Brightness(3), cases=[Case("scan")])
+    (expected,) = method.explain(turned[None], Brightness(3), cases=[ms.Case("scan")])
     back = nib.orientations.apply_orientation(
         expected.standard_error[0].numpy(),
         nib.orientations.ornt_transform(
@@ -137,9 +131,7 @@ class TestTransform:
 
     def test_through_the_pipeline_of_the_map(self, tmp_path: Path) -> None:
         scan = volume(tmp_path / "scan.nii.gz", (9, 8, 7), AFFINES[1], 0, low=0, high=200)
-        before = Compose(
-            [LoadImaged(**self.keys), EnsureChannelFirstd(**self.keys), Spacingd("image", (1.5, 1.5, 1.5))]
-        )
+        before = Compose([LoadImaged(**self.keys), EnsureChannelFirstd(**self.keys), Spacingd("image", [1.5] * 3)])
         explain = ms.rise(30, 3, target=ms.ClassScore([1], "none"))
         both = ["saliency", "standard_error"]
         pipeline = Compose(
@@ -147,7 +139,7 @@ class TestTransform:
                 before,
                 ms.Saliencyd("image", Brightness(3), explain, names="saliency", standard_error_names="standard_error"),
                 Invertd(both, before, orig_keys="image", nearest_interp=False),
-                SaveSaliencyd(both, tmp_path / "out", picture=False),
+                ms.SaveSaliencyd(both, tmp_path / "out", picture=False),
             ]
         )
         item = pipeline({"image": str(scan), "case": "scan"})

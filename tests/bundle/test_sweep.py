@@ -1,7 +1,5 @@
 """Sweeps made by hand, of maps whose correlations can be computed by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nibabel as nib

@@ -1,7 +1,5 @@
 """``--trust true`` in our own bundle and in the overlay: figures in ``summary.csv`` and one page for the cohort."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable
@@ -76,18 +74,12 @@ def test_figures_and_page(cohort: Path) -> None:
         assert row["trust_randomised"]
         assert row["trust_auprc"] == ""
     assert {*json.loads(a["trust_curves"])} == {"insertion", "deletion"}
-    drawings = [
-        str(each["src"]).partition("base64,")[2] for each in Page(page_of(cohort / "out", "imagesTs/a")).all("img")
-    ]
+    drawings = [each["src"].partition("base64,")[2] for each in Page(page_of(cohort / "out", "imagesTs/a")).all("img")]
     assert any(b"Insertion (higher is better)" in base64.b64decode(each) for each in drawings)
     page = (cohort / "out" / "trust.md").read_text()
     assert page == trust_page(CaseTable(cohort / "out" / "summary.csv").read())
-    assert [line for line in page.splitlines() if line.startswith("## ")] == [
-        "## Consistency",
-        "## Plausibility",
-        "## Fidelity",
-        "## Usefulness",
-    ]
+    heads = [line for line in page.splitlines() if line.startswith("## ")]
+    assert heads == ["## Consistency", "## Plausibility", "## Fidelity", "## Usefulness"]
     assert "1 map of 1 case with a label" in page
 
 
@@ -136,10 +128,7 @@ def test_processes_complete_one_page(cohort: Path, split: str) -> None:
     assert pages[0][0] == pages[1][0]
 
 
-@pytest.mark.parametrize(
-    "layout",
-    ["lung_nodule_ct_detection", "vista3d"],
-)
+@pytest.mark.parametrize("layout", ["lung_nodule_ct_detection", "vista3d"])
 def test_the_overlay_on_bundles_of_others(make: Callable[[str], Bundle], tmp_path: Path, layout: str) -> None:
     """Sliding windows, lists of images, photographs, further inputs of the network: each map has its figures."""
     bundle = make(layout)

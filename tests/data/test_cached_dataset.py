@@ -1,7 +1,5 @@
 """A cached dataset: the same to the bit, nothing stale, copies, random transforms, the window."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os
@@ -15,26 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import monai.transforms as mt
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers.files import Trap
 from helpers.warned import our_warnings
 from monai.data import MetaTensor
-from monai.transforms import (
-    Compose,
-    EnsureChannelFirstd,
-    EnsureTyped,
-    Lambdad,
-    LoadImaged,
-    MapTransform,
-    NormalizeIntensityd,
-    Orientationd,
-    RandFlipd,
-    RandGaussianNoised,
-    ResizeWithPadOrCropd,
-    Spacingd,
-)
 from monai.utils.enums import MetaKeys
 from torch.utils.data import DataLoader
 
@@ -50,7 +36,7 @@ FILED = KINDS[1:]
 AFFINE = np.array([[-1.5, 0.2, 0, 10], [0.1, 2, 0, -20], [0, 0, 2.5, 5], [0, 0, 0, 1]])
 
 
-class Logged(MapTransform):
+class Logged(mt.MapTransform):
     """Writes each case that it sees to a file, so that computations are counted in all processes."""
 
     def __call__(self, data: Any) -> Any:
@@ -59,17 +45,17 @@ class Logged(MapTransform):
         return data
 
 
-def preprocessing(*more: Any, pixdim: float = 2.0) -> Compose:
-    return Compose(
+def preprocessing(*more: Any, pixdim: float = 2.0) -> mt.Compose:
+    return mt.Compose(
         [
             Logged("image"),
-            LoadImaged("image", dtype="float32"),
-            EnsureChannelFirstd("image"),
+            mt.LoadImaged("image", dtype="float32"),
+            mt.EnsureChannelFirstd("image"),
             CheckScand("image"),
-            Orientationd("image", axcodes="RAS", labels=None),
-            Spacingd("image", pixdim=[pixdim] * 3, mode="bilinear"),
-            ResizeWithPadOrCropd("image", spatial_size=[12, 14, 12]),
-            NormalizeIntensityd("image", nonzero=True, channel_wise=True),
+            mt.Orientationd("image", axcodes="RAS", labels=None),
+            mt.Spacingd("image", pixdim=[pixdim] * 3, mode="bilinear"),
+            mt.ResizeWithPadOrCropd("image", spatial_size=[12, 14, 12]),
+            mt.NormalizeIntensityd("image", nonzero=True, channel_wise=True),
             *more,
         ]
     )
@@ -133,9 +119,7 @@ def assert_same(a: Any, b: Any) -> None:
     elif isinstance(a, torch.Tensor):
         plain_a, plain_b = a.as_subclass(torch.Tensor), b.as_subclass(torch.Tensor)
         assert (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device)
-        assert (
-            plain_a.contiguous().reshape(-1).view(torch.uint8).equal(plain_b.contiguous().reshape(-1).view(torch.uint8))
-        )
+        assert plain_a.contiguous().flatten().view(torch.uint8).equal(plain_b.contiguous().flatten().view(torch.uint8))
         assert_same(a.__dict__, b.__dict__)
     elif isinstance(a, np.ndarray | np.generic):
         assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
@@ -177,12 +161,10 @@ def test_cold_and_warm(cohort: Path, cache: str, computed: Any) -> None:
     again = pickle.loads(pickle.dumps(cold))
     assert len(cold) == 4
     for _ in range(2):
-        for item, reference in zip(cold, uncached, strict=True):
-            assert_same(item, reference)
+        assert_same(list(cold), uncached)
     assert computed() == all_once()
     for later in (dataset(cohort, cache), again, pickle.loads(pickle.dumps(cold))):
-        for item, reference in zip(later, uncached, strict=True):
-            assert_same(item, reference)
+        assert_same(list(later), uncached)
         assert computed() == (all_once() if cache == "memory" else {})
     image = uncached[0]["image"]
     assert isinstance(image, MetaTensor)
@@ -239,8 +221,7 @@ def test_what_changed_is_computed(cohort: Path, cache: str, computed: Any) -> No
     list(dataset(cohort, cache))
     assert computed() == {"b": 1}
     scan(cohort / "c.nii.gz", 99)
-    for item, reference in zip(dataset(cohort, cache), expected(cohort), strict=True):
-        assert_same(item, reference)
+    assert_same(list(dataset(cohort, cache)), expected(cohort))
     assert computed() == all_once() + Counter("c")
     list(dataset(cohort, cache))
     list(dataset(cohort, cache, preprocessing(pixdim=2.5)))
@@ -264,8 +245,8 @@ def test_checksums(cohort: Path, computed: Any) -> None:
     assert computed() == {}
 
 
-def random_pipeline() -> Compose:
-    return preprocessing(RandGaussianNoised("image", prob=1.0), Compose([RandFlipd("image", prob=0.5)]))
+def random_pipeline() -> mt.Compose:
+    return preprocessing(mt.RandGaussianNoised("image", prob=1.0), mt.Compose([mt.RandFlipd("image", prob=0.5)]))
 
 
 @pytest.mark.parametrize("cache", ["memory", "window"])
@@ -309,17 +290,15 @@ def test_window(cohort: Path, folder: str | None, computed: Any) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("cache", KINDS)
 def test_tensors_of_a_gpu_come_back_there(cohort: Path, cache: str) -> None:
-    on_gpu = preprocessing(EnsureTyped("image", device="cuda"))
+    on_gpu = preprocessing(mt.EnsureTyped("image", device="cuda"))
     for _ in range(2):
         for item, reference in zip(dataset(cohort, cache, on_gpu), expected(cohort, on_gpu), strict=True):
             assert item["image"].is_cuda
             assert_same(item, reference)
 
 
-# A cached dataset whose cache is damaged or full, or whose items cannot be cached. ------------------------------------
-
-
-class Object(MapTransform):
+# A cached dataset whose cache is damaged or full, or whose items cannot be cached.
+class Object(mt.MapTransform):
     def __call__(self, data: Any) -> Any:
         return {**data, "odd": object()}
 
@@ -328,22 +307,14 @@ def plus_one(x: Any) -> Any:
     return x + 1
 
 
-class Evil:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.marker),)
-
-
 def poisons(marker: Path) -> list[bytes]:
     saved = io.BytesIO()
-    torch.save(Evil(marker), saved)
+    torch.save(Trap(marker), saved)
     old = io.BytesIO()
-    torch.save(Evil(marker), old, _use_new_zipfile_serialization=False)
+    torch.save(Trap(marker), old, _use_new_zipfile_serialization=False)
     array = io.BytesIO()
-    np.save(array, np.array([Evil(marker)], dtype=object), allow_pickle=True)
-    return [pickle.dumps(Evil(marker)), saved.getvalue(), old.getvalue(), array.getvalue()]
+    np.save(array, np.array([Trap(marker)], dtype=object), allow_pickle=True)
+    return [pickle.dumps(Trap(marker)), saved.getvalue(), old.getvalue(), array.getvalue()]
 
 
 @pytest.mark.parametrize("cache", ["disk", "lmdb"])
@@ -384,8 +355,7 @@ def test_damaged_database(cohort: Path, tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.warns(UserWarning, match=r"cannot be read, and are computed .*cache\.lmdb"):
             items = list(dataset(cohort, "lmdb"))
-        for item, reference in zip(items, uncached, strict=True):
-            assert_same(item, reference)
+        assert_same(items, uncached)
     assert not marker.exists()
 
 
@@ -413,7 +383,7 @@ def test_full_disk(cohort: Path, cache: str) -> None:
 def test_a_lambda_is_not_cached(cohort: Path, cache: str, computed: Any) -> None:
     """Nor what follows it; what stands before it is."""
     for number in (1, 2):
-        transform = preprocessing(Lambdad("image", lambda x, n=number: x + n), Lambdad("image", plus_one))
+        transform = preprocessing(mt.Lambdad("image", lambda x, n=number: x + n), mt.Lambdad("image", plus_one))
         with pytest.warns(UserWarning, match=r"transform 9 of 10, Lambdad, is not cached, .*a lambda \(.*<lambda>\)"):
             items = dataset(cohort, cache, transform)
         for _ in range(2):
@@ -430,9 +400,7 @@ def test_items_that_cannot_be_stored(cohort: Path, computed: Any) -> None:
     assert computed() == all_once(2)
 
 
-# A cached dataset in several threads and processes at once. -----------------------------------------------------------
-
-
+# A cached dataset in several threads and processes at once.
 class Digests(torch.utils.data.Dataset):
     """What a worker process reads, as seen there."""
 

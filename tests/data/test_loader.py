@@ -1,7 +1,5 @@
 """A loader that cannot lose a case, and what is lost without it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Container, Sequence
@@ -25,15 +23,8 @@ from monai_saliency.storage.tables import Failures
 from monai_saliency.transforms import CheckScand
 
 NUM_SCANS = 5
-PREPROCESSING = Compose(
-    [
-        LoadImaged("image"),
-        EnsureChannelFirstd("image"),
-        CheckScand("image"),
-        Orientationd("image", "RAS", labels=None),
-        ResizeWithPadOrCropd("image", (10, 10, 10)),
-    ]
-)
+LOAD = [LoadImaged("image"), EnsureChannelFirstd("image"), CheckScand("image")]
+PREPROCESSING = Compose([*LOAD, Orientationd("image", "RAS", labels=None), ResizeWithPadOrCropd("image", (10, 10, 10))])
 EXPLAIN = ms.sliding_window(5, 5, target=ms.ClassScore([0], activation="none"))
 
 
@@ -90,9 +81,7 @@ def test_every_good_case_once_and_every_bad_one_listed(
     kind: str, cache: str, workers: str, cases: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     """What is wrong with a scan, where scans are kept and who loads them do not depend on each other."""
-    expected = {
-        case["case"]: EXPLAIN(PREPROCESSING(dict(case))["image"].as_tensor()[None], network)[0] for case in cases
-    }
+    expected = {case["case"]: EXPLAIN(PREPROCESSING({**case})["image"].as_tensor()[None], network)[0] for case in cases}
     bad = spoil(kind, cases)
     dataset = CachedDataset(cases, PREPROCESSING, cache, cache_dir=tmp_path / "cache", window=2)
     num_workers, processes = WORKERS[workers]
@@ -167,9 +156,7 @@ def batches(loader: CohortLoader) -> list[str]:
         ([A, B, C, A, B, C], {"batch_size": 1}, ["0", "1", "2", "3", "4", "5"]),
     ],
 )
-def test_cases_of_one_shape_share_a_batch(
-    shapes: list[tuple[int, ...]], options: dict[str, int], expected: list[str], workers: tuple[int, bool]
-) -> None:
+def test_cases_of_one_shape_share_a_batch(shapes: Any, options: Any, expected: list[str], workers: Any) -> None:
     loader = CohortLoader(Items(shapes), num_workers=workers[0], processes=workers[1], **{"batch_size": 2} | options)
     assert batches(loader) == expected
     assert not hasattr(loader, "__len__")
@@ -219,10 +206,7 @@ def test_threads_use_the_gpu_of_the_one_that_started_them(num_workers: int, monk
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "number", 0))
     monkeypatch.setattr(torch.cuda, "set_device", lambda number: setattr(current, "number", number))
-
-    def seen(item: dict[str, Any]) -> dict[str, Any]:
-        return {**item, "gpu": torch.cuda.current_device()}
-
+    seen = lambda item: {**item, "gpu": torch.cuda.current_device()}  # noqa: E731
     cases = [{"case": str(number), "image": torch.zeros(1, 2, 2)} for number in range(4)]
     loaded = list(CohortLoader(Dataset(cases, seen), num_workers=num_workers))
     assert [int(batch["gpu"]) for batch in loaded] == [3] * 4

@@ -1,7 +1,5 @@
 """Perturbed images by an iterable dataset: each once, and to the bit what the network sees."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

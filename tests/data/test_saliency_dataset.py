@@ -1,7 +1,5 @@
 """A cohort with its saliency maps: image and map together, the same to the bit wherever it comes from."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections import Counter
@@ -9,31 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import monai.transforms as mt
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
 from helpers.warned import our_warnings
-from monai.transforms import (
-    CastToTyped,
-    Compose,
-    EnsureChannelFirstd,
-    Invertd,
-    LoadImaged,
-    MapTransform,
-    OneOf,
-    Orientationd,
-    RandFlipd,
-    RandRotate90d,
-    RandSpatialCropd,
-    ScaleIntensityd,
-    Spacingd,
-)
 
 import monai_saliency as ms
-from monai_saliency.data.cached_dataset import CachedDataset
-from monai_saliency.data.cohort import find_cases
-from monai_saliency.data.saliency_dataset import SaliencyDataset
 from monai_saliency.errors import CaseError
 
 BOTH = ("image", "saliency")
@@ -41,7 +22,7 @@ SHAPE = (8, 12, 8)
 BOX = (slice(0, 4), slice(4, 8), slice(4, 8))
 # Windows of 4 voxels tile the volume, and one of them is the box.
 NUM_MASKS = 12
-TURN = RandRotate90d(BOTH, prob=1.0, max_k=1, spatial_axes=(1, 2))
+TURN = mt.RandRotate90d(BOTH, prob=1.0, max_k=1, spatial_axes=(1, 2))
 AFFINE = np.diag([-2.0, 2.0, 3.0, 1.0])
 
 
@@ -50,7 +31,7 @@ def note(what: str, times: int = 1) -> None:
         log.write(f"{what}\n" * times)
 
 
-class Logged(MapTransform):
+class Logged(mt.MapTransform):
     """Notes each scan that is preprocessed, in any process."""
 
     def __call__(self, data: Any) -> Any:
@@ -85,9 +66,9 @@ def expected_map(image: torch.Tensor) -> torch.Tensor:
     return 64 * image.clamp(min=0)
 
 
-def preprocessing(*more: Any) -> Compose:
-    steps = [Logged("image"), LoadImaged("image"), EnsureChannelFirstd("image")]
-    return Compose([*steps, Orientationd("image", axcodes="RAS", labels=None), *more])
+def preprocessing(*more: Any) -> mt.Compose:
+    steps = [Logged("image"), mt.LoadImaged("image"), mt.EnsureChannelFirstd("image")]
+    return mt.Compose([*steps, mt.Orientationd("image", axcodes="RAS", labels=None), *more])
 
 
 def explain(window: int = 4, classes: Any = "all", **settings: Any) -> ms.PerturbationInferer:
@@ -98,9 +79,9 @@ def explain(window: int = 4, classes: Any = "all", **settings: Any) -> ms.Pertur
 
 def dataset(
     cohort: Path, cache: str = "memory", transform: Any = None, network: Any = None, inferer: Any = None, **options: Any
-) -> SaliencyDataset:
-    return SaliencyDataset(
-        find_cases(cohort),
+) -> ms.SaliencyDataset:
+    return ms.SaliencyDataset(
+        ms.data.find_cases(cohort),
         preprocessing() if transform is None else transform,
         BoxSum() if network is None else network,
         explain() if inferer is None else inferer,
@@ -139,17 +120,19 @@ def cohort(tmp_path: Path, notes: Any) -> Path:
     "random",
     [
         [],
-        [RandFlipd(BOTH, prob=0.7, spatial_axis=[0, 1])],
-        [RandRotate90d(BOTH, prob=0.7, max_k=3, spatial_axes=(0, 2))],
-        [RandSpatialCropd(BOTH, roi_size=(5, 7, 6), random_size=False)],
-        [OneOf([RandFlipd(BOTH, prob=1.0, spatial_axis=0), RandRotate90d(BOTH, prob=1.0)]), RandFlipd(BOTH, prob=0.5)],
+        [mt.RandFlipd(BOTH, prob=0.7, spatial_axis=[0, 1])],
+        [mt.RandRotate90d(BOTH, prob=0.7, max_k=3, spatial_axes=(0, 2))],
+        [mt.RandSpatialCropd(BOTH, roi_size=(5, 7, 6), random_size=False)],
+        [
+            mt.OneOf([mt.RandFlipd(BOTH, prob=1.0, spatial_axis=0), mt.RandRotate90d(BOTH, prob=1.0)]),
+            mt.RandFlipd(BOTH, prob=0.5),
+        ],
     ],
     ids=["none", "flip", "rotate", "crop", "several"],
 )
 def test_augmented_alike(cohort: Path, notes: Any, random: list[Any]) -> None:
     """The network looks at a fixed place: the map is right only if it was made before, and turned with the image."""
-    transform = preprocessing(*random).set_random_state(0)
-    items = dataset(cohort, transform=transform)
+    items = dataset(cohort, transform=preprocessing(*random).set_random_state(0))
     places = set()
     for _ in range(4):
         for item in items:
@@ -166,15 +149,15 @@ def test_augmented_alike(cohort: Path, notes: Any, random: list[Any]) -> None:
 def test_inverted(cohort: Path, cache: str) -> None:
     """Cold and warm, an augmented map comes back to the scan's own grid, where the plain one comes to."""
     for read in range(2):
-        spacing = Spacingd("image", pixdim=(1.6, 2.5, 2.0))
-        random = preprocessing(spacing, RandFlipd(BOTH, prob=1.0, spatial_axis=1), TURN)
+        spacing = mt.Spacingd("image", pixdim=(1.6, 2.5, 2.0))
+        random = preprocessing(spacing, mt.RandFlipd(BOTH, prob=1.0, spatial_axis=1), TURN)
         plain = preprocessing(spacing)
         for turned, straight in zip(
             dataset(cohort, cache, random), dataset(cohort, "none", plain, inferer=explain()), strict=True
         ):
             assert turned["saliency"].shape != straight["saliency"].shape
             back, reference = (
-                Invertd(("saliency", "image"), transform, orig_keys="image", nearest_interp=False)(item)
+                mt.Invertd(("saliency", "image"), transform, orig_keys="image", nearest_interp=False)(item)
                 for item, transform in ((turned, random), (straight, plain))
             )
             for key in BOTH:
@@ -190,7 +173,7 @@ def test_regions_of_a_label_map(tmp_path: Path, notes: Any) -> None:
     image, labels = torch.full((1, *SHAPE), 2.0), torch.zeros(1, *SHAPE)
     labels[(0, *BOX)] = 1
     inferer = ms.PerturbationInferer(ms.masks.RegionMasks(), ms.ClassScore("all", "none"), ms.OcclusionScoring())
-    items = SaliencyDataset(
+    items = ms.SaliencyDataset(
         [{"case": "a", "image": image, "label": labels}, {"case": "b", "image": image, "label": 1 - labels}],
         None,
         BoxSum(),
@@ -202,7 +185,7 @@ def test_regions_of_a_label_map(tmp_path: Path, notes: Any) -> None:
         assert torch.equal(first, 128 * labels)
         assert not second.any()
     with pytest.raises(CaseError, match="case a"):
-        SaliencyDataset(items.data, None, BoxSum(), inferer)[0]
+        ms.SaliencyDataset(items.data, None, BoxSum(), inferer)[0]
 
 
 class Times(torch.nn.Module):
@@ -216,7 +199,7 @@ def test_a_network_with_another_input(notes: Any) -> None:
     """It is held, decides the map, and names its way in."""
     cases = [{"case": str(n), "image": torch.ones(1, *SHAPE), "factor": torch.tensor([n])} for n in (1.0, 3.0)]
     inferer = explain(inputs=ms.DictInput(perturb="image"))
-    items = SaliencyDataset(cases, None, Times(), inferer, held_keys="factor")
+    items = ms.SaliencyDataset(cases, None, Times(), inferer, held_keys="factor")
     for _ in range(2):
         assert [item["saliency"].max() for item in items] == [64, 3 * 64]
     assert notes()["maps"] == 2
@@ -229,7 +212,7 @@ def test_errors_name_the_case(cohort: Path) -> None:
 
     first(
         "it could not be explained: TypeError: `inputs` must be floating point",
-        preprocessing(CastToTyped("image", dtype=torch.int32)),
+        preprocessing(mt.CastToTyped("image", dtype=torch.int32)),
     )
     first("the network's output of the unperturbed image is NaN or infinite", network=BoxSum(float("nan")))
     first("it could not be explained: RuntimeError", network=torch.nn.Conv2d(1, 1, 3))
@@ -242,16 +225,16 @@ def test_errors_name_the_case(cohort: Path) -> None:
 @pytest.mark.parametrize(
     ("step", "key"),
     [
-        (RandFlipd("image", prob=1.0), "image"),
-        (RandSpatialCropd("saliency", (4, 4, 4)), "saliency"),
-        (RandFlipd(BOTH, prob=1.0), None),
-        (Compose([RandFlipd(BOTH), ScaleIntensityd("image")]), None),
+        (mt.RandFlipd("image", prob=1.0), "image"),
+        (mt.RandSpatialCropd("saliency", (4, 4, 4)), "saliency"),
+        (mt.RandFlipd(BOTH, prob=1.0), None),
+        (mt.Compose([mt.RandFlipd(BOTH), mt.ScaleIntensityd("image")]), None),
     ],
 )
 def test_a_transform_that_moves_one_of_both_is_named(cohort: Path, step: Any, key: str | None) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        dataset(cohort, transform=preprocessing(RandFlipd(BOTH, prob=0.5), step))
+        dataset(cohort, transform=preprocessing(mt.RandFlipd(BOTH, prob=0.5), step))
     found = our_warnings(caught)
     assert len(found) == (key is not None)
     assert key is None or f"moves {key!r} alone, so the map does not lie on the image" in found[0]
@@ -280,9 +263,9 @@ def test_what_changed_is_computed(cohort: Path, notes: Any) -> None:
     changed(0, 3, inferer=explain(estimator=ms.RISEScoring(form="plain")))
     # What changes no map.
     changed(0, 0, inferer=explain(mask_batch_size=NUM_MASKS + 1))
-    changed(0, 0, RandFlipd(BOTH, prob=0.0))
+    changed(0, 0, mt.RandFlipd(BOTH, prob=0.0))
     # The scans: all of it.
-    changed(3, 3, ScaleIntensityd("image"))
+    changed(3, 3, mt.ScaleIntensityd("image"))
     os.utime(cohort / "b.nii.gz", ns=(1, 1))
     changed(1, 1)
     scan(cohort / "c.nii.gz", 9)
@@ -290,7 +273,7 @@ def test_what_changed_is_computed(cohort: Path, notes: Any) -> None:
 
 
 def test_scans_are_shared_with_a_dataset_without_maps(cohort: Path, notes: Any) -> None:
-    list(CachedDataset(find_cases(cohort), preprocessing(), "disk", cohort.parent / "cache"))
+    list(ms.data.CachedDataset(ms.data.find_cases(cohort), preprocessing(), "disk", cohort.parent / "cache"))
     list(dataset(cohort, "disk"))
     assert notes() == {"scans": 3, "maps": 3}
 

@@ -1,7 +1,5 @@
 """Accelerate: the plain maps of a prepared loader, none twice and none left out, and of a bundle's cohort."""
 
-from __future__ import annotations
-
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -55,7 +53,6 @@ def test_own_pipeline(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(count)]
     assert [(found["rank"], found["world_size"]) for found in ranks] == [(i, count) for i in range(count)]
-
     for found in ranks:
         for split in ("cases", "masks"):
             # A batch of the plain loader is a batch here, whoever has it.
@@ -64,15 +61,13 @@ def test_own_pipeline(tmp_path: Path) -> None:
             assert same(found[f"{split} without the last"], dict(list(plain_maps(5, 2).items())[:4]))
             assert [set(row) for row in found[f"{split} written"]] == [{"case", "explained"}] * 5
             assert [row["case"] for row in found[f"{split} written"]] == [f"case{i}" for i in range(5)]
-        shuffled = sorted(found["cases shuffled"], key=lambda row: row["case"])
-        assert same(shuffled, plain_maps(5))
+        assert same(sorted(found["cases shuffled"], key=lambda row: row["case"]), plain_maps(5))
         order = [row["case"] for row in found["cases shuffled"]]
         assert order == [row["case"] for row in ranks[0]["cases shuffled"]]
         assert same(found["split batches"], plain_maps(2 * count + 1))
         assert found["wrong: dispatched"].startswith(
             "DataLoaderDispatcher is not shared in a way that repeats no image"
         )
-
     written = [pair for found in ranks for pair in found["written"]["cases"]]
     assert sorted(case for case, _ in written) == [f"case{i}" for i in range(5)]
     assert all(torch.equal(maps, plain_maps(5)[case]) for case, maps in written)
@@ -80,7 +75,6 @@ def test_own_pipeline(tmp_path: Path) -> None:
     assert not any("masks" in found["written"] for found in ranks[1:])
     pairs = Counter(pair for found in ranks for pair in found["perturbed"])
     assert pairs == Counter((f"case{i}", mask) for i in range(5) for mask in range(-1, MASKS))
-
     monai.bundle.run(**settings(tmp_path, "plain"))
     plain = maps(tmp_path / "plain")
     assert maps(tmp_path / "by_cases") == maps(tmp_path / "by_masks") == plain

@@ -1,7 +1,5 @@
 """Several devices in one process, against one: three threads on the CPU, each with a network of its own."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time
@@ -17,6 +15,7 @@ from helpers.files import voxels
 from helpers.own_bundle import settings
 from helpers.scans import write_scans
 from monai.inferers import SlidingWindowInferer
+from torch import nn
 
 import monai_saliency as ms
 from monai_saliency.bundle.configs import overlay_path
@@ -28,19 +27,14 @@ CPUS = ["cpu", "cpu", "cpu"]
 TARGET = ms.ClassScore("all", activation="softmax")
 
 
-class Network(torch.nn.Module):
+class Network(nn.Module):
     """Normalises by running statistics, and notes in which thread it sees what."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.body = torch.nn.Sequential(
-            torch.nn.Conv2d(1, 3, 3),
-            torch.nn.BatchNorm2d(3),
-            torch.nn.ReLU(),
-            torch.nn.AdaptiveAvgPool2d(2),
-            torch.nn.Flatten(),
-            torch.nn.Linear(12, 2),
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 2)
         )
         self.body[1].running_mean.normal_()
         self.body[1].running_var.uniform_(0.5, 2)
@@ -63,7 +57,7 @@ def over_devices(inferer: ms.PerturbationInferer, devices: Any) -> ms.Perturbati
     return inferer.replace(sharing=MasksOverDevices(devices))
 
 
-class Counting(torch.nn.Conv2d):
+class Counting(nn.Conv2d):
     """Counts the batches that each copy of a network runs."""
 
     counts: ClassVar[Counter[int]] = Counter()
@@ -75,7 +69,7 @@ class Counting(torch.nn.Conv2d):
         return super().forward(x)
 
 
-def batches(network: torch.nn.Module) -> Counter[int]:
+def batches(network: nn.Module) -> Counter[int]:
     """How many batches the network runs from now on, and each copy of it."""
     Counting.counts = Counter()
     network.body[0].__class__ = Counting
@@ -104,7 +98,7 @@ def test_maps_are_equal_to_the_bit(images: torch.Tensor, devices: list[str], num
 
 
 def test_remembered_patches(images: torch.Tensor) -> None:
-    network = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.BatchNorm2d(2))
+    network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2))
     explain = ms.sliding_window(
         4,
         3,
@@ -172,10 +166,10 @@ def test_stored_scores(images: torch.Tensor, tmp_path: Path) -> None:
         assert torch.equal(again.saliency, whole.saliency)
 
 
-class StopsLater(torch.nn.Module):
+class StopsLater(nn.Module):
     """Its copies fail in the batch after so many."""
 
-    def __init__(self, network: torch.nn.Module, after: int | None) -> None:
+    def __init__(self, network: nn.Module, after: int | None) -> None:
         super().__init__()
         self.network = network
         self.after = after
@@ -199,13 +193,10 @@ def test_an_error_stops_all(images: torch.Tensor) -> None:
 
 
 def test_a_network_that_cannot_be_copied(images: torch.Tensor) -> None:
-    def network(x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(1)[:, :2]
-
+    network = lambda x: x.flatten(1)[:, :2]  # noqa: E731
     with pytest.raises(ValueError, match=r"the network \(network\) cannot be copied to 3 devices \(it is not a torch"):
         over_devices(rise(), CPUS)(images, network)
     assert torch.equal(over_devices(rise(), ["cpu"])(images, network), rise()(images, network))
-
     locked = Network()
     locked.lock = threading.Lock()
     with pytest.raises(ValueError, match=r"the network \(Network\) cannot be copied .*cannot pickle.* `torchrun`"):
@@ -249,9 +240,6 @@ def test_no_cuda_device() -> None:
         DevicesEngine()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def test_the_overlay(tmp_path: Path) -> None:
     """Maps with the bytes of the plain run's, whose scores it would also have used."""
     write_scans(tmp_path, 2)
@@ -265,9 +253,6 @@ def test_the_overlay(tmp_path: Path) -> None:
     assert found == voxels(tmp_path / "plain")
     keys = [{path.parent.name for path in (tmp_path / out / "scores").rglob("0-30.npy")} for out in ("plain", "shared")]
     assert keys[0] == keys[1]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.cuda

@@ -1,7 +1,5 @@
 """Lightning: the plain maps from ``Trainer.predict``, whatever devices share."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 from collections import Counter
@@ -83,7 +81,6 @@ def test_ddp(tmp_path: Path) -> None:
         assert "Trainer(use_distributed_sampler=False)" in found["masks shared"]
     pairs = [pair for found in ranks for cases, masks in found["perturbed"] for pair in zip(cases, masks, strict=True)]
     assert Counter(pairs) == Counter((f"case{i}", mask) for i in range(5) for mask in range(-1, MASKS))
-
     monai.bundle.run(**settings(tmp_path, "plain"))
     plain = maps(tmp_path / "plain")
     assert maps(tmp_path / "by_cases") == maps(tmp_path / "by_masks") == plain
@@ -119,5 +116,4 @@ class TestEngine:
 def test_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = run_page("lightning")
-    saved = torch.load("c.pt")
-    assert torch.equal(saved, found["saliency"].as_tensor())
+    assert torch.equal(torch.load("c.pt"), found["saliency"].as_tensor())

@@ -1,7 +1,5 @@
 """Masks shared by the ranks of a process group: the plain map on every rank, and no rank that waits for ever."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +16,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import monai_saliency as ms
 from monai_saliency.data.perturbed_images import PerturbedImages
-from monai_saliency.distributed.process_group import (
-    BatchExplainer,
-    MasksOverRanks,
-)
+from monai_saliency.distributed.process_group import BatchExplainer, MasksOverRanks
 from monai_saliency.errors import CaseError
 from monai_saliency.utils.monai_private import single_process
 
@@ -213,16 +208,10 @@ class TestBatchExplainer:
         labels = torch.zeros(2, 1, 14, 17, dtype=torch.int64)
         labels[0, :, :5], labels[1, :, 7:] = 1, 3
         batch = {"scan": images(2), "organs": labels, "age": torch.tensor([[40.0], [60.0]])}
-
-        def network(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-            return inputs["scan"].flatten(1).mean(1, keepdim=True) * inputs["age"]
-
-        def total(output: torch.Tensor) -> torch.Tensor:
-            return output
-
+        network = lambda inputs: inputs["scan"].flatten(1).mean(1, keepdim=True) * inputs["age"]  # noqa: E731
+        total = lambda output: output  # noqa: E731
         inferer = ms.region_occlusion(target=ms.FunctionScore(total), inputs=ms.DictInput("scan"))
         explain = BatchExplainer(network, inferer, image_key="scan", label_key="organs", held_keys=["age"])
         for row, image, organs, age in zip(explain(batch), images(2), labels, (40.0, 60.0), strict=True):
-            hidden = image * (organs > 0)
-            drop = hidden.sum() / image.numel() * age
+            drop = (image * (organs > 0)).sum() / image.numel() * age
             torch.testing.assert_close(row["saliency"].as_tensor(), drop * (organs > 0))

@@ -1,7 +1,5 @@
 """A cohort on a pool of Ray actors: the plain run's maps, whoever explains what, and whoever is lost on the way."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re
@@ -40,9 +38,7 @@ def cases(folder: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("workers", "count", "split"), [(2, 5, "cases"), (3, 5, "masks")])
-def test_maps_of_the_plain_run(
-    workers: int, count: int, split: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_maps_of_the_plain_run(workers: int, count: int, split: str, tmp_path: Path, capfd: Any) -> None:
     """To the bit, however uneven the shares; and what cannot be explained is listed as in the plain run."""
     write_scans(tmp_path, count)
     bad = split == "cases" and count == 5

@@ -1,7 +1,5 @@
 """A cohort shared between processes: the maps of the plain run, each made once."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 from collections.abc import Callable, Mapping
@@ -95,10 +93,7 @@ def test_torchrun(cohort: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "split"),
-    [
-        ("lung_nodule_ct_detection", "cases"),
-        pytest.param("spleen_ct_segmentation", "masks", marks=pytest.mark.slow),
-    ],
+    [("lung_nodule_ct_detection", "cases"), pytest.param("spleen_ct_segmentation", "masks", marks=pytest.mark.slow)],
 )
 def test_a_bundle_of_somebody_else(make: Callable[[str], Bundle], tmp_path: Path, layout: str, split: str) -> None:
     """Its maps are those of the plain overlay, and so are its own outputs of each case."""
@@ -117,9 +112,7 @@ def test_a_bundle_of_somebody_else(make: Callable[[str], Bundle], tmp_path: Path
     assert not (tmp_path / "shared" / "failures.csv").exists()
 
 
-def test_metrics_of_a_bundle_are_left_out_and_that_is_said(
-    make: Callable[[str], Bundle], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_metrics_of_a_bundle_are_left_out_and_that_is_said(make: Any, tmp_path: Path, caplog: Any) -> None:
     """Computing them would wait for the other processes, and a share's figures are not the cohort's."""
     bundle = make("spleen_ct_segmentation")
     metric = {"_target_": "monai.handlers.MeanDice", "output_transform": "$lambda output: 1 / 0"}
@@ -186,16 +179,13 @@ def test_batches_of_a_loader(kind: type[DataLoader]) -> None:
         assert len(taken) == len(indices)
         for _ in range(2):
             assert [batch["image"].flatten().tolist() for batch in taken] == [whole[i] for i in indices]
-        plain = take(copy.copy(whole), indices)
-        assert list(plain) == [whole[i] for i in indices]
+        assert list(take(copy.copy(whole), indices)) == [whole[i] for i in indices]
     assert [batch["image"].flatten().tolist() for batch in loader] == whole
 
 
 @pytest.mark.parametrize("kind", [DataLoader, ThreadDataLoader])
 @pytest.mark.parametrize("sampler", ["shuffle", "distributed"])
-def test_every_process_has_the_same_batches(
-    kind: type[DataLoader], sampler: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_process_has_the_same_batches(kind: Any, sampler: str, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a loader made of them for itself: otherwise cases are lost, and others explained twice."""
     dataset = Dataset([{"image": torch.tensor([float(i)])} for i in range(7)])
     plain = kind(dataset, batch_size=2, num_workers=0)
@@ -209,9 +199,7 @@ def test_every_process_has_the_same_batches(
     assert in_order(plain) is plain
 
 
-# A method of a user's own, in two rounds, under every engine: the plain run's maps, also after a stop. ----------------
-
-
+# A method of a user's own, in two rounds, under every engine: the plain run's maps, also after a stop.
 METHOD: dict[str, Any] = {"method": "helpers.two_rounds.two_rounds", "window": 6}
 
 

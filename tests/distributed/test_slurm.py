@@ -1,7 +1,5 @@
 """The job script on a real SLURM: whatever it shares out, kills and starts again, the maps are the plain run's."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,7 +15,6 @@ from typing import Any
 import monai.bundle
 import pytest
 from helpers.files import rows_of, voxels
-from helpers.layouts import Bundle
 from helpers.own_bundle import BATCH, BATCHES, forwards, settings
 from helpers.paths import BUNDLE, TESTS
 from helpers.scans import write_scans
@@ -31,9 +28,7 @@ def ask(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-# The script without SLURM; what it runs is tested in tests/bundle/test_command.py. -----------------------------------
-
-
+# The script without SLURM; what it runs is tested in tests/bundle/test_command.py.
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the script as SLURM would, between commands that only note what they are given.
@@ -74,10 +69,7 @@ def test_asks_for_the_command_and_runs_it(start: Callable, tmp_path: Path) -> No
     done = start("--pixdim", "[1, 1, 1]", SLURM_CPUS_PER_TASK="3", PRINTED=shlex.join(printed))
     assert done.returncode == 0, done.stderr
     assert words(tmp_path / "python") == [str(BUNDLE), "-m", "monai_saliency", "command", "--", "--pixdim", "[1, 1, 1]"]
-    assert words(tmp_path / "srun") == [
-        *("3", "--export=ALL", "--cpus-per-task=3", "--kill-on-bad-exit=0"),
-        *printed,
-    ]
+    assert words(tmp_path / "srun") == [*("3", "--export=ALL", "--cpus-per-task=3", "--kill-on-bad-exit=0"), *printed]
     assert done.stdout == f"job 12 on node, start 1: {shlex.join(printed)}\n"
     start(BUNDLE_ROOT="/elsewhere")
     assert words(tmp_path / "python")[0] == "/elsewhere"
@@ -103,9 +95,7 @@ def test_ends_as_its_processes_do(start: Callable, status: int, tmp_path: Path) 
     assert ("requeue 12_3" in (tmp_path / "scontrol").read_text().splitlines()) == (status == 143)
 
 
-# On a real SLURM. ----------------------------------------------------------------------------------------------------
-
-
+# On a real SLURM.
 class Slurm:
     """Submits, watches and kills jobs of the script, with a cohort below a folder as test_store makes it."""
 
@@ -261,9 +251,7 @@ def test_stopped_and_resumed(slurm: Slurm, cohort: Callable[[int], Path], partit
 
 
 @pytest.mark.slow
-def test_somebody_elses_bundle_in_an_array(
-    slurm: Slurm, make: Callable[[str], Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_somebody_elses_bundle_in_an_array(slurm: Slurm, make: Any, tmp_path: Path, monkeypatch: Any) -> None:
     bundle = make("spleen_ct_segmentation")
     bundle.explain(saliency_dir=str(tmp_path / "whole"), output_dir=str(tmp_path / "plain"), device="cpu")
     given = {"BUNDLE_ROOT": bundle.root, "CONFIG_FILES": bundle.config, "RUN_ID": "explain", "DEVICE": "cpu"}

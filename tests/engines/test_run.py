@@ -1,10 +1,11 @@
 """What stops a run, and what does not."""
 
-from __future__ import annotations
-
 import errno
+import os
+import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,16 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.files import rows_of
-from helpers.own_bundle import settings
-from helpers.scans import LPS
+from helpers.files import rows_of, voxels
+from helpers.own_bundle import launch, settings
+from helpers.scans import LPS, write_scans
 from monai.data import MetaTensor, list_data_collate
 from monai.engines import IterationEvents
 from monai.transforms import Compose, Flipd, MapTransform
 
 import monai_saliency as ms
 from monai_saliency.distributed import RankEngine
-from monai_saliency.engines.evaluator import CohortEvaluator
+from monai_saliency.engines.evaluator import CohortEvaluator, stoppable
 from monai_saliency.engines.evaluator import run as run_cohort
 from monai_saliency.errors import OutputError, root_cause
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
@@ -142,9 +143,7 @@ def test_a_bad_case_does_not_take_its_batch_with_it(tmp_path: Path) -> None:
     assert [len(output) for output in spoilt.outputs] == [1, 1, 3]
 
 
-def test_a_case_whose_prediction_cannot_be_postprocessed_is_listed_and_has_no_map(
-    tmp_path: Path,
-) -> None:
+def test_a_case_whose_prediction_cannot_be_postprocessed_is_listed_and_has_no_map(tmp_path: Path) -> None:
     def postprocessing(case: dict[str, Any]) -> dict[str, Any]:
         if bool((torch.as_tensor(case["image"]) == 4).any()):
             raise ValueError("no\nink")
@@ -157,9 +156,7 @@ def test_a_case_whose_prediction_cannot_be_postprocessed_is_listed_and_has_no_ma
 
 
 @pytest.mark.parametrize(("split", "written"), [("cases", [3, 3]), ("masks", [2, 6])])
-def test_processes_share_a_cohort_without_a_config(
-    split: str, written: list[int], tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_processes_share_a_cohort_without_a_config(split: str, written: list[int], tmp_path: Path, capsys: Any) -> None:
     """From Python: only engines that make the cohort anew in other processes need more than this."""
     plain = Batches(tmp_path / "plain", brightness)
     plain.evaluator.run()
@@ -213,13 +210,7 @@ def test_an_output_folder_that_cannot_be_made(cohort: Path) -> None:
     assert "cannot write" in str(root_cause(caught.value))
 
 
-# How each case of a cohort ends: with a map and its row, or in the list of failures, and never in both or neither. ----
-
-
-def run_of(tmp_path: Path, out: str = "out", **overrides: Any) -> None:
-    monai.bundle.run(**settings(tmp_path, out, **overrides))
-
-
+# How each case of a cohort ends: with a map and its row, or in the list of failures, and never in both or neither.
 def found(folder: Path) -> tuple[list[str], list[str], list[str]]:
     """The cases that have a map, a row, and a failure."""
     maps = [path.relative_to(folder).as_posix().removesuffix("_saliency.nii.gz") for path in folder.rglob("*.nii.gz")]
@@ -231,11 +222,11 @@ def found(folder: Path) -> tuple[list[str], list[str], list[str]]:
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_map_of_a_scan_that_fails_now_goes(strict: bool, cohort: Path) -> None:
     """An earlier run has made it of another scan, and nobody could tell it from a result."""
-    run_of(cohort, picture=True)
+    run(cohort, picture=True)
     assert found(cohort / "out") == (["s0", "s1", "s2"], ["s0", "s1", "s2"], [])
     (cohort / "cohort" / "s1.nii.gz").write_bytes(b"no scan")
     with pytest.raises((SystemExit, RuntimeError)):
-        run_of(cohort, picture=True, strict=strict)
+        run(cohort, picture=True, strict=strict)
     assert found(cohort / "out") == (["s0", "s2"], ["s0", "s2"], [] if strict else ["s1"])
     assert not (cohort / "out" / "s1_saliency.png").exists()
 
@@ -263,6 +254,125 @@ def test_a_transform_that_ends_the_program_fails_its_case(where: str, workers: d
     changes = {"preprocessing::transforms": steps, "cache": "none"}
     changes["saliency_postprocessing::transforms"] = [*([leaves] if where == "saving" else []), save]
     with pytest.raises(SystemExit, match="error: 1 case without a map"):
-        run_of(cohort, **changes, **workers)
+        run(cohort, **changes, **workers)
     assert found(cohort / "out") == (["s0", "s2"], ["s0", "s2"], ["s1"])
     assert rows_of(cohort / "out" / "failures.csv")[0]["error"].startswith("SystemExit")
+
+
+# Ctrl-C and SIGTERM in the middle of a run.
+NUM_SCANS = 4
+
+
+WORKERS = {"no workers": {"num_workers": 0}, "threads": {"num_workers": 2}}
+WORKERS["processes"] = {"num_workers": 2, "processes": True}
+
+
+@pytest.fixture(autouse=True)
+def _nobodys_handlers() -> Iterator[None]:
+    """Signals as Python starts with them: Ray, for one, leaves a handler of its own in the process of other tests."""
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def slowed(cohort: Path, moment: str, seconds: float) -> dict[str, object]:
+    """Settings of a run that takes ``seconds`` more for each scan while ``loading`` or ``saving`` it."""
+    moments = {
+        name: {
+            "_target_": "helpers.moments.Moment",
+            "path": str(cohort / "moment"),
+            "seconds": seconds * (name == moment),
+        }
+        for name in ("loading", "saving")
+    }
+    loading = [
+        {"_target_": "LoadImaged", "keys": "image"},
+        {"_target_": "EnsureChannelFirstd", "keys": "image"},
+        moments["loading"],
+        {"_target_": "ResizeWithPadOrCropd", "keys": "image", "spatial_size": [12, 12, 12]},
+    ]
+    invert = {"_target_": "Invertd", "keys": "saliency", "transform": "@preprocessing", "orig_keys": "image"}
+    save = {"_target_": "monai_saliency.transforms.SaveSaliencyd", "keys": "saliency", "output_dir": "@output_dir"}
+    saving = [invert | {"nearest_interp": False}, save | {"picture": False}, moments["saving"]]
+    return {"preprocessing::transforms": loading, "saliency_postprocessing::transforms": saving}
+
+
+def alive(group: int) -> list[str]:
+    """Processes of a group that are more than an entry in the table."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, process_group = path.read_text().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(process_group) == group and state != "Z":
+            found.append(path.parent.name)
+    return found
+
+
+#: each moment, loader of scans and signal at least once; the first as a user's Ctrl-C in a terminal, which all
+#: processes of the run get
+STOPS = [("forward", "processes", "SIGINT to all"), ("saving", "threads", "SIGTERM"), ("loading", "threads", "SIGINT")]
+STOPS += [("loading", "no workers", "SIGTERM to all"), ("forward", "no workers", "SIGTERM")]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
+@pytest.mark.parametrize(
+    ("moment", "workers", "sign"), [STOPS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in STOPS[1:])]
+)
+def test_a_stopped_run_leaves_nothing_and_goes_on(moment: str, workers: str, sign: str, tmp_path: Path) -> None:
+    cohort = write_scans(tmp_path, NUM_SCANS)
+    number = signal.SIGTERM if "SIGTERM" in sign else signal.SIGINT
+    process = launch(
+        cohort,
+        "out",
+        0.1 if moment == "forward" else 0.0,
+        **slowed(cohort, moment, 0.3),
+        **WORKERS[workers],  # type: ignore[arg-type]
+    )
+    sign_of_life = cohort / ("out.log" if moment == "forward" else "moment")
+    while not sign_of_life.exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    time.sleep(0.15)
+    start = time.monotonic()
+    os.killpg(process.pid, number) if "to all" in sign else process.send_signal(number)
+    errors = process.communicate(timeout=30)[1]
+    # Promptly, on a busy machine too. Where worker processes are ended by the signal as well, PyTorch looks only every
+    # 5 s whether they live.
+    poll = 5 if (workers, sign) == ("processes", "SIGTERM to all") else 0
+    assert time.monotonic() - start < 10 + poll
+    # A shell stops its loop over runs for one that died of Ctrl-C, not for one that ended with 130.
+    assert process.returncode == (-signal.SIGINT if number == signal.SIGINT else 143), errors
+    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith(f"stopped by {name}. What was written is whole; run the same command again"), errors
+    assert "Traceback" not in errors
+    assert not alive(process.pid)
+    assert not list(cohort.rglob(".tmp*"))
+    assert not (cohort / "out" / "failures.csv").exists()
+    before = voxels(cohort / "out")
+    assert len(before) < NUM_SCANS
+    for out in ("out", "whole"):
+        monai.bundle.run(**settings(cohort, out, **slowed(cohort, moment, 0.0)))
+    whole = voxels(cohort / "whole")
+    assert len(whole) == NUM_SCANS
+    assert voxels(cohort / "out") == whole
+    assert before.items() <= whole.items()
+
+
+def test_a_second_term_does_not_disturb_the_end(capsys: pytest.CaptureFixture) -> None:
+    def end() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as caught, stoppable():
+        end()
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.startswith("stopped by SIGTERM. What was written is whole")

@@ -1,10 +1,9 @@
 """What holds for every estimator, and for the state of a run."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,9 +88,6 @@ class TestStates:
             state.merge(estimator.start(other.bind(torch.zeros(1, 9, 7)), reference))
 
 
-# test_rise_scoring. ---------------------------------------------------------------------------------------------------
-
-
 FORMS = ["centred", "debiased", "plain"]
 
 
@@ -110,27 +106,22 @@ def test_rise_of_masks_that_all_agree_is_finite(p1: float) -> None:
     """Masks that keep nothing say nothing; masks that keep all say one thing of every voxel."""
     bound, scores, reference = bound_with_scores(RISEMasks(6, 3, p1), (5, 6))
     plain = map_of(RISEScoring(p1, "plain"), bound, scores, reference)
-    expected = scores.mean(dim=0) * p1
-    torch.testing.assert_close(plain, expected[:, None, None].expand(3, 5, 6))
+    torch.testing.assert_close(plain, (scores.mean(dim=0) * p1)[:, None, None].expand(3, 5, 6))
     for form in ("centred", "debiased"):
         zeros = map_of(RISEScoring(1.0, form), *bound_with_scores(RISEMasks(6, 3, 1.0), (5, 6)))
         torch.testing.assert_close(zeros, torch.zeros_like(plain), rtol=0, atol=1e-15)
 
 
-class TestConstantScores:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_network_that_always_says_70(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """What every mask scores alike is no evidence: the default has none of it, where the published forms have."""
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    @pytest.mark.parametrize("shape", SHAPES)
-    def test_a_network_that_always_says_70(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        bound, scores, reference = bound_with_scores(RISEMasks(50, 3, seed=1), shape, dtype=dtype)
-        constant = torch.full_like(scores, 70.1), torch.full_like(reference, 70.1)
-        assert torch.equal(map_of(RISEScoring(), bound, *constant), torch.zeros(3, *shape, dtype=dtype))
-        # Mask coverage, times 70.
-        assert float(map_of(RISEScoring(form="debiased"), bound, *constant).abs().max()) > 4
-        noise = RISEScoring(form="debiased").noise(bound, range(50), *constant)
-        assert noise is not None
-        assert float(noise.min()) > 4
+    bound, scores, reference = bound_with_scores(RISEMasks(50, 3, seed=1), shape, dtype=dtype)
+    constant = torch.full_like(scores, 70.1), torch.full_like(reference, 70.1)
+    assert torch.equal(map_of(RISEScoring(), bound, *constant), torch.zeros(3, *shape, dtype=dtype))
+    # Mask coverage, times 70.
+    assert float(map_of(RISEScoring(form="debiased"), bound, *constant).abs().max()) > 4
+    assert float(RISEScoring(form="debiased").noise(bound, range(50), *constant).min()) > 4
 
 
 NOISY: list[tuple[Callable[[int], Masks], float]] = [
@@ -144,16 +135,13 @@ NOISY: list[tuple[Callable[[int], Masks], float]] = [
 class TestNoise:
     @pytest.mark.parametrize(("masks", "p1"), NOISY)
     @pytest.mark.parametrize("form", ["centred", "debiased"])
-    def test_is_the_spread_of_maps_of_scores_by_chance(
-        self, masks: Callable[[int], Masks], p1: float, form: str
-    ) -> None:
+    def test_is_the_spread_of_maps_of_scores_by_chance(self, masks: Any, p1: float, form: str) -> None:
         labels = torch.arange(40).reshape(1, 5, 8).repeat_interleave(4, 1).repeat_interleave(4, 2)
         squares, noise = [], []
         for seed in range(20):
             bound = masks(seed).bind(torch.zeros(2, 20, 32), labels)
             scores = 3 + torch.randn(200, 5, generator=torch.Generator().manual_seed(seed))
             found = RISEScoring(p1, form).noise(bound, range(200), scores, scores[0])
-            assert found is not None
             noise.append(float(found.mean()))
             maps = map_of(RISEScoring(p1, form), bound, scores, scores[0])
             maps = maps if bound.regions is None else maps[:, bound.regions.index > 0]
@@ -169,9 +157,7 @@ def _of(found: tuple[BoundMasks, torch.Tensor, torch.Tensor]) -> tuple[BoundMask
     return bound, range(len(bound)), scores, reference
 
 
-# Occlusion, squared differences, similarity and D-RISE: plain loops in 2D and 3D, and what is known of chance. --------
-
-
+# Occlusion, squared differences, similarity and D-RISE: plain loops in 2D and 3D, and what is known of chance.
 FAMILIES: list[Masks] = [
     ms.RISEMasks(12, 3, 0.4, seed=1),
     ms.RandomGridMasks(12, 3, 0.4, seed=1),
@@ -229,9 +215,7 @@ def test_what_is_known_of_chance() -> None:
     rounding = torch.cat([reference[None], scores]).abs().amax(dim=0) * 2**-20
     known = {"occlusion": rounding, "similarity": rounding, "centred": rounding, "squared": 0.5 * rounding**2}
     for kind, expected in known.items():
-        noise = SCORINGS[kind].noise(windows, places, scores, reference)
-        assert noise is not None
-        torch.testing.assert_close(noise, expected)
+        torch.testing.assert_close(SCORINGS[kind].noise(windows, places, scores, reference), expected)
         assert SCORINGS[kind].standard_error(windows, places, scores, reference) is None
     assert SCORINGS["plain"].noise(windows, places, scores, reference) is None
     drawn, scores, reference = bound_with_scores(ms.RISEMasks(9, 3), (9, 7))
@@ -254,20 +238,7 @@ def test_voxels_in_no_region_are_0() -> None:
     assert bool((maps[0, 5] == 0).all())
     assert bool((maps[0, :5] != 0).all())
     error = ms.DRISEScoring().standard_error(bound, range(20), scores, torch.zeros(1))
-    assert error is not None
     assert bool((error[0, 5] == 0).all())
-
-
-# test_occlusion. ------------------------------------------------------------------------------------------------------
-
-
-def test_occlusion_is_0_where_no_window_comes() -> None:
-    bound, scores, reference = bound_with_scores(SlidingWindowMasks(2, 4), (8, 8))
-    unseen = bound.render(range(len(bound)))[:, 0].min(dim=0).values == 1
-    assert int(unseen.sum()) == 64 - 4 * 4
-    maps = map_of(OcclusionScoring(), bound, scores, reference)
-    assert bool((maps[:, unseen] == 0).all())
-    assert bool((maps[:, ~unseen] != 0).all())
 
 
 def test_occlusion_of_a_linear_score_by_hand() -> None:

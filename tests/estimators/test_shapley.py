@@ -1,34 +1,37 @@
 """Shapley values against their definition in plain loops, their laws, and what sampling may miss."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.estimators import by_coalitions, by_permutations, table_game
+from helpers.files import rows_of
 from helpers.patches import blocks, images
-from helpers.shapley import by_coalitions, by_permutations, table_game
+from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
+from monai_saliency.estimators import shapley_values
 from monai_saliency.estimators.base import score_rounding
 from monai_saliency.estimators.shapley import choose, triples
+from monai_saliency.inferers.sharing import merged
 from monai_saliency.masks.coalition import inclusion
 from monai_saliency.masks.supervoxels import whole_image
+from monai_saliency.sharding import Part
+from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.transforms.regions import SaveRegionsd
+from monai_saliency.visualize.report.cases import read_cohort
 
 LOGIT = ms.RegressionScore("all")
 Game = Callable[[frozenset[int]], float]
 
 
-def values_of(
-    game: Game, players: int, num_coalitions: int | None = None, seed: int = 0
-) -> ms.estimators.ShapleyValues:
+def values_of(game: Game, players: int, num_coalitions: Any = None, seed: int = 0) -> ms.estimators.ShapleyValues:
     """The values of a game that is given by its coalitions, without a network."""
-    bound: Any = ms.CoalitionMasks(
-        num_coalitions, seed, lambda image, spacing: torch.arange(1, players + 1)[None, None]
-    )
+    bound: Any = ms.CoalitionMasks(num_coalitions, seed, lambda image, _: torch.arange(1, players + 1)[None, None])
     bound = bound.bind(torch.zeros(1, 1, players, dtype=torch.float64))
     kept = [frozenset(row.nonzero()[0].tolist()) for row in bound.coalitions]
     scores = torch.tensor([[game(each)] for each in kept], dtype=torch.float64)
@@ -38,9 +41,6 @@ def values_of(
 
 def close(found: ms.estimators.ShapleyValues, expected: Any, atol: float = 1e-10) -> None:
     np.testing.assert_allclose(found.values[:, 0].numpy(), expected, rtol=0, atol=atol)
-
-
-# Exact. ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("players", [1, 2, 3, 5, 8])
@@ -116,10 +116,7 @@ def test_channels() -> None:
     image = images(1, 2, 4, 6, dtype=torch.float64)
     labels = torch.ones(1, 4, 6, dtype=torch.long)
     labels[..., :3] = 2
-
-    def network(x: torch.Tensor) -> torch.Tensor:
-        return (x[:, 0].flatten(1).sum(1) * x[:, 1, :, :3].flatten(1).sum(1))[:, None]
-
+    network = lambda x: (x[:, 0].flatten(1).sum(1) * x[:, 1, :, :3].flatten(1).sum(1))[:, None]  # noqa: E731
     explain = ms.shapley(per_channel=True, target=LOGIT)
     (found,) = explain.explain(image, network, cases=[ms.Case("a", labels=labels)])
     table = ms.shapley_values(found).table()
@@ -139,9 +136,6 @@ def test_channels() -> None:
     assert whole.saliency[:, 2, 2].tolist() == pytest.approx([half, half])
 
 
-# Sampled. -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("players", [5, 9, 30, 80])
 def test_games_of_pairs_are_exact_from_few(players: int) -> None:
     """Each player has its own worth, and each two a worth together, which they share."""
@@ -153,7 +147,6 @@ def test_games_of_pairs_are_exact_from_few(players: int) -> None:
         return float(2 + own @ inside + inside @ pair @ inside)
 
     found = values_of(game, players, 3 * players + 1)
-    assert found.standard_error is not None
     close(found, own + (pair.sum(axis=0) + pair.sum(axis=1)) / 2)
     assert float(found.standard_error.max()) < 1e-9
 
@@ -182,17 +175,11 @@ def test_noise() -> None:
     image, case = images(1, 1, 1, players), ms.Case("a", labels=torch.arange(players)[None, None])
     network = Mixed((1, players))
     (exact,) = ms.shapley(target=LOGIT).explain(image, network, cases=[case])
-    assert exact.noise is not None
     torch.testing.assert_close(exact.noise, score_rounding(exact.scores, exact.reference_scores))
     (drawn,) = ms.shapley(41, target=LOGIT).explain(image, network, cases=[case])
     errors = ms.shapley_values(drawn).standard_error
-    assert drawn.noise is not None
-    assert errors is not None
     torch.testing.assert_close(drawn.noise.double(), errors.square().mean(dim=0).sqrt(), rtol=1e-3, atol=0)
     assert bool((drawn.noise > 100 * exact.noise).all())
-
-
-# Errors. --------------------------------------------------------------------------------------------------------------
 
 
 def test_errors() -> None:
@@ -209,9 +196,7 @@ def test_errors() -> None:
         ms.shapley(target=LOGIT).explain(torch.zeros(1, 1, 1, 20), lambda x: x.flatten(1), cases=[many])
 
 
-# Interactions of three players in the regression of Shapley values: OddSHAP written slowly, by hand, and errors. ------
-
-
+# Interactions of three players in the regression of Shapley values: OddSHAP written slowly, by hand, and errors.
 PLAYERS = 10
 KEPT = np.array(list(itertools.product([0, 1], repeat=PLAYERS)), dtype=bool)[:, ::-1]
 
@@ -248,8 +233,7 @@ def estimate(scores: np.ndarray, count: int, seed: int = 0, interactions: bool =
     )
     found = torch.from_numpy(scores[bound.coalitions @ (1 << np.arange(PLAYERS))])[:, None]
     reference = torch.tensor([scores[-1]])
-    values = ms.ShapleyScoring(interactions).values(bound, range(len(bound)), found, reference)
-    return values, bound
+    return ms.ShapleyScoring(interactions).values(bound, range(len(bound)), found, reference), bound
 
 
 def test_odd_shap_by_its_normal_equations() -> None:
@@ -292,8 +276,7 @@ def test_all_coalitions_are_exact(make: Any) -> None:
 def test_few_interactions_of_three_are_found() -> None:
     """Values of players and of all pairs, and five triples: exact, where KernelSHAP is not."""
     rng = np.random.default_rng(4)
-    pairs = np.triu(rng.normal(size=(PLAYERS, PLAYERS)))
-    scores = np.einsum("ni,ij,nj->n", KEPT, pairs, KEPT)
+    scores = np.einsum("ni,ij,nj->n", KEPT, np.triu(rng.normal(size=(PLAYERS, PLAYERS))), KEPT)
     for together in ([0, 1, 2], [0, 3, 4], [5, 6, 7], [2, 8, 9], [1, 5, 9]):
         scores += KEPT[:, together].all(axis=1) * rng.uniform(1, 2)
     values, _ = estimate(scores, 161)
@@ -312,9 +295,7 @@ def test_against_shapiq(make: Any) -> None:
     def game(coalitions: Any) -> np.ndarray:
         return np.asarray(scores[np.asarray(coalitions).astype(int) @ (1 << np.arange(PLAYERS))])
 
-    def list_of(values: Any) -> np.ndarray:
-        return np.array([values[(player,)] for player in range(PLAYERS)])
-
+    list_of = lambda values: np.array([values[(player,)] for player in range(PLAYERS)])  # noqa: E731
     known = list_of(shapiq.ExactComputer(n_players=PLAYERS, game=game)("SV"))
     np.testing.assert_allclose(known, exact(scores), rtol=0, atol=1e-12)
     theirs, ours = [], []
@@ -337,3 +318,206 @@ def test_choose_by_hand() -> None:
     assert choose(base, columns[:, :0], noise)[0] == []
     # Nothing is chosen where there are hardly more pairs than columns.
     assert choose(base[:7], columns[:7], noise[:7])[0] == []
+
+
+# Shapley values of organs and of the numbers beside the image, against enumeration in plain loops.
+SHAPE, FILL = (6, 5, 4), 0.25
+BASELINES = {"age": 62.0, "sex": 0.5, "crp": 3.0}
+IMAGES = images(2, 1, *SHAPE, dtype=torch.float64)
+TABLE = torch.tensor([[71.0, 1.0, 9.5], [40.0, 0.0, 2.0]], dtype=torch.float64)
+#: four organs that fill the image
+LABELS = torch.arange(1, 5)[torch.arange(6) // 2 % 4][:, None, None].expand(SHAPE).clone()
+LABELS[:, 3:] = 4
+ORGANS, NAMES = [1, 2, 3, 4], ["case_a", "case_b"]
+WEIGHT = images(1, *SHAPE, dtype=torch.float64, seed=3)[0]
+TARGET = ms.RegressionScore("all")
+
+
+def network(image: torch.Tensor, clinical: torch.Tensor) -> torch.Tensor:
+    """Two scores ``(B, 2)`` in which all organs and numbers interact."""
+    age, sex, crp = ((clinical - 50) / 20).T
+    seen = (image[:, 0] * WEIGHT.to(image)).flatten(1).sum(1) / 9
+    return torch.stack([torch.sigmoid(seen * age + sex * crp), torch.tanh(seen - crp) * (1 + age * sex)], dim=1)
+
+
+def of_dict(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return network(batch["image"], batch["clinical"])
+
+
+def explained(table: torch.Tensor = TABLE, baselines: Any = BASELINES, net: Any = of_dict, **settings: Any) -> Any:
+    """The explanations of both cases, or of the first ones that the table has."""
+    call: dict[str, Any] = {name: settings.pop(name) for name in ("stored", "part") if name in settings}
+    inputs = ms.DictInput("image", numbers={"clinical": baselines})
+    explain = ms.shapley(
+        target=TARGET, **{"inputs": inputs, "fill": ms.ConstantFill(FILL), "mask_batch_size": 5} | settings
+    )
+    given = {"image": IMAGES[: len(table)], "clinical": table}
+    cases = [ms.Case(name, labels=LABELS[None]) for name in NAMES[: len(table)]]
+    return (explain.score if "part" in call else explain.explain)(given, net, cases=cases, **call)
+
+
+def game(case: int, score: int) -> Callable[[frozenset[Any]], float]:
+    """The score of a coalition of organs and numbers: made in plain loops, one image at a time."""
+
+    def value(kept: frozenset[Any]) -> float:
+        image, numbers = IMAGES[case].clone(), TABLE[case].clone()
+        for organ in ORGANS:
+            if organ not in kept:
+                image[:, LABELS.eq(organ)] = FILL
+        for place, name in enumerate(BASELINES):
+            if name not in kept:
+                numbers[place] = BASELINES[name]
+        return float(network(image[None], numbers[None])[0, score])
+
+    return value
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_enumeration(single: bool) -> None:
+    """Two cases share batches, in which each row has the numbers of its own case; a table, or an input a number."""
+    settings: dict[str, Any] = {}
+    if single:
+        settings["inputs"] = ms.ArgumentInputs("image", numbers=BASELINES)
+        settings["net"] = lambda image, age, sex, crp: network(image, torch.stack([age, sex[:, 0], crp], dim=1))
+        explain = ms.shapley(target=TARGET, fill=ms.ConstantFill(FILL), mask_batch_size=5, inputs=settings["inputs"])
+        given = {"image": IMAGES, "age": TABLE[:, 0], "sex": TABLE[:, 1:2], "crp": TABLE[:, 2]}
+        found = explain.explain(given, settings["net"], labels=LABELS.expand(2, 1, *SHAPE), names=NAMES)
+    else:
+        found = explained()
+    players = [*ORGANS, *BASELINES]
+    for case, explanation in enumerate(found):
+        values = shapley_values(explanation)
+        assert values.players == players
+        assert explanation.num_forwards == 2**7
+        for score in range(2):
+            worth = game(case, score)
+            expected = by_coalitions(worth, players)
+            assert values.table(score) == pytest.approx(expected, abs=1e-10)
+            everyone, nobody = worth(frozenset(players)), worth(frozenset())
+            assert sum(values.table(score).values()) == pytest.approx(everyone - nobody, abs=1e-10)
+            assert float(explanation.hidden_scores[score]) == pytest.approx(nobody, abs=1e-12)
+            for organ in ORGANS:  # the map has the organs alone
+                on_organ = explanation.saliency[score][LABELS.eq(organ)]
+                assert on_organ.tolist() == pytest.approx([expected[organ]] * len(on_organ), abs=1e-10)
+
+
+def test_an_estimate_and_parts() -> None:
+    """Random coalitions are exact for a game of pairs; parts of a case merge to the bit."""
+
+    def pairs(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        organs = [batch["image"][:, 0, LABELS.eq(organ)].sum(1) for organ in ORGANS]
+        each = torch.stack([*organs, *batch["clinical"].T], dim=1)
+        return ((each @ images(1, 7, 7, dtype=torch.float64, seed=5)[0]) * each).sum(1, keepdim=True) / 1000
+
+    exact, drawn = explained(net=pairs), explained(net=pairs, num_coalitions=41)
+    for one, other in zip(exact, drawn, strict=True):
+        assert shapley_values(other).table() == pytest.approx(shapley_values(one).table(), abs=1e-9)
+        assert shapley_values(other).standard_error is not None
+    parts = [explained(net=pairs, part=Part(number, 2)) for number in range(2)]
+    for one, other in zip(exact, merged(parts), strict=True):
+        assert torch.equal(one.scores, other.scores)
+    with pytest.raises(ValueError, match="its parts differ in masks and further inputs"):
+        merged([parts[0], explained(TABLE + 1, net=pairs, part=Part(1, 2))])
+
+
+def test_channels_of_organs() -> None:
+    two = torch.cat([IMAGES, IMAGES.flip(2)], dim=1)[:1]
+    net = lambda batch: network(batch["image"][:, :1] * batch["image"][:, 1:], batch["clinical"])  # noqa: E731
+    inputs = ms.DictInput("image", numbers={"clinical": BASELINES})
+    explain = ms.shapley(per_channel=True, target=TARGET, fill=ms.ConstantFill(FILL), inputs=inputs)
+    (found,) = explain.explain({"image": two, "clinical": TABLE[:1]}, net, labels=LABELS[None, None])
+    values = shapley_values(found)
+    assert values.players == [*((organ, channel) for organ in ORGANS for channel in range(2)), *BASELINES]
+    assert torch.allclose(values.values.sum(dim=0), found.reference_scores - found.hidden_scores)
+    assert found.saliency[1, LABELS == 2].tolist() == pytest.approx([values.table()[2, 1]] * int((LABELS == 2).sum()))
+
+
+def test_the_table_names_the_numbers(tmp_path: Path) -> None:
+    """Also for the report, which shows what each number was and what stood in its place."""
+    save = SaveRegionsd(tmp_path / "regions.csv", names={2: "liver"})
+    (found, _) = explained()
+    save({"explanation": found, "image": IMAGES[0]})
+    table = rows_of(tmp_path / "regions.csv")
+    for score in range(2):
+        values, rows = shapley_values(found).table(score), [row for row in table if row["class"] == f"value {score}"]
+        assert [(row["kind"], row["region"], row["name"]) for row in rows] == [
+            *[("region", "1", ""), ("region", "2", "liver"), ("region", "3", ""), ("region", "4", "")],
+            *[("number", "", "age"), ("number", "", "sex"), ("number", "", "crp")],
+        ]
+        assert [float(row["saliency"]) for row in rows] == pytest.approx([*values.values()], abs=1e-12)
+        assert [(row["value"], row["baseline"]) for row in rows[4:]] == [
+            ("71.0", "62.0"),
+            ("1.0", "0.5"),
+            ("9.5", "3.0"),
+        ]
+    (tmp_path / "failures.csv").write_text("case,stage,error\ncase_a,explain,nothing\n")
+    assert [row["name"] for row in read_cohort(tmp_path).cases[0].regions[-3:]] == [*BASELINES]
+
+
+def test_kept_scores_are_of_the_same_numbers(tmp_path: Path) -> None:
+    """The unperturbed score is the same throughout: only what is kept with the scores tells the numbers apart."""
+
+    def saturated(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        seen = (batch["image"] == FILL).double().mean((1, 2, 3, 4)) > 0
+        return torch.where(seen, batch["clinical"].sum(1), 1.0)[:, None]
+
+    stored, one = [ScoreStore(tmp_path).open("case_a", "key")], TABLE[:1]
+    forwards = [
+        explained(*given, net=saturated, stored=stored)[0].num_forwards
+        for given in [(one,), (one,), (one + 1,), (one + 1, BASELINES | {"age": 63.0}), (one, BASELINES)]
+    ]
+    assert forwards == [2**7, 5, 2**7, 2**7, 2**7]  # of kept scores the first batch runs alone
+    cases = [{"case": "a", "image": IMAGES[0].numpy(), "clinical": TABLE[0].numpy(), "organs": LABELS[None].numpy()}]
+    inputs = ms.DictInput("image", numbers={"clinical": BASELINES})
+    explain = ms.shapley(target=ms.RegressionScore(0), inputs=inputs, fill=ms.ConstantFill(FILL))
+    dataset = ms.SaliencyDataset(
+        cases, None, of_dict, explain, network_id="1", label_key="organs", held_keys="clinical"
+    )
+    first = dataset[0]["saliency"]
+    cases[0]["clinical"] = TABLE[1].numpy()
+    assert not torch.allclose(first, dataset[0]["saliency"])
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("numbers", "match"),
+        [
+            ({"clinical": BASELINES | {"crp": None}}, "`baseline of crp` must be a finite number, got None"),
+            ({"clinical": ["age", "sex", "crp"]}, "`baseline of clinical` must be a finite number"),
+            (["clinical"], r"`numbers` must be the baseline of each number by its input and name, such as .*'age': 62"),
+            ({"clinical": BASELINES, "age": 3.0}, r"`numbers` must have different names, got .*'crp', 'age'"),
+        ],
+    )
+    def test_of_baselines(self, numbers: Any, match: str) -> None:
+        with pytest.raises(ValueError, match=match):
+            ms.DictInput("image", numbers=numbers)
+
+    @pytest.mark.parametrize(
+        ("numbers", "table", "match"),
+        [
+            ({"clinic": BASELINES}, TABLE, r"`numbers` names the input 'clinic'.* held are \['clinical'\]"),
+            ({"clinical": {"age": 1, "sex": 0}}, TABLE, r"shape \(B, 2\), .*\['age', 'sex'\], got \(2, 3\)"),
+            ({"clinical": BASELINES}, TABLE[:1], r"one row for each of 2 cases, got \(1, 3\)"),
+            ({"clinical": BASELINES}, TABLE.long(), "is of int64, and the baseline 0.5 of 'sex' is not a whole"),
+            (
+                {"clinical": BASELINES},
+                TABLE / torch.tensor([[1, 1, 1], [1, 0, 1]]),
+                "case case_b: the number 'sex' is nan",
+            ),
+        ],
+    )
+    def test_of_the_table(self, numbers: Any, table: torch.Tensor, match: str) -> None:
+        explain = ms.shapley(target=TARGET, inputs=ms.DictInput("image", numbers=numbers))
+        cases = [ms.Case(name, labels=LABELS[None]) for name in NAMES]
+        with pytest.raises(ValueError, match=match):
+            explain.explain({"image": IMAGES, "clinical": table}, of_dict, cases=cases)
+
+    def test_of_methods(self) -> None:
+        inputs = ms.DictInput("image", numbers={"clinical": BASELINES})
+        given = {"image": IMAGES, "clinical": TABLE}
+        with pytest.raises(
+            ValueError, match=r"\['age', 'sex', 'crp'\] of `inputs` are players, and RISEMasks hide none"
+        ):
+            ms.rise(3, 3, target=TARGET, inputs=inputs)(given, of_dict)
+        with pytest.raises(ValueError, match=r"are not on the images' grid.*: use SimpleInferer"):
+            explained(inferer=SlidingWindowInferer((4, 4, 4)))

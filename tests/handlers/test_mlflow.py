@@ -1,7 +1,5 @@
 """``--tracking mlflow`` on tiny cohorts, read back through MLflow's own client."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys
@@ -94,14 +92,12 @@ def test_what_is_recorded(cohort: Path, tmp_path: Path) -> None:
     assert len(rows) == 6
     (recorded,) = runs(out)
     assert recorded.info.status == "FINISHED"
-
     passed = {"method": "sliding_window", "window_size": "8", "stride": "4", "fill": "0.25", "seed": "7"}
     passed |= {"dataset_dir": str(cohort), "output_dir": str(out), "classes": "all", "spatial_size": "[16, 16, 16]"}
     passed |= {"device": "cpu", "network": "DenseNet", "window_unit": "voxel", "cache_dir": f"{out}/cache"}
     assert passed.items() <= recorded.data.params.items()
     # A setting of another method is recorded where it was given (seed), and else not (num_masks).
     assert "num_masks" not in recorded.data.params
-
     by_case = {row["case"]: row for row in rows}
     assert figures_of(recorded) == {
         "cases": 3,
@@ -113,7 +109,6 @@ def test_what_is_recorded(cohort: Path, tmp_path: Path) -> None:
         "peak_in_label": pytest.approx(np.mean([row["peak_in_label"] == "True" for row in rows[:4]])),
     } | ({"maps_of_noise": noisy} if (noisy := sum(map(is_noise, rows))) else {})
     assert [row["peak_in_label"] for row in rows] == ["True", "True", "False", "False", "", ""]
-
     history = {
         name: {m.step: m.value for m in client(out).get_metric_history(recorded.info.run_id, f"case/{name}")}
         for name in ("score", "peak_saliency", "peak_in_label", "forwards")
@@ -121,7 +116,6 @@ def test_what_is_recorded(cohort: Path, tmp_path: Path) -> None:
     for name in ("score", "peak_saliency", "forwards"):
         assert history[name] == {step: float(row[name]) for step, row in enumerate(rows, start=1)}
     assert history["peak_in_label"] == {1: 1, 2: 1, 3: 0, 4: 0}
-
     assert sorted(artifacts(out, recorded)) == [
         *[path.name for path in out.glob("config_*.json")],
         *[f"pictures/imagesTs/{name}_saliency.png" for name in "abc"],
@@ -198,16 +192,9 @@ class Interrupted(torch.nn.Module):
 def test_an_interrupted_run_says_so(cohort: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     # Up to eight forwards for each case: the prediction, references, all hidden, and three batches of masks.
-    settings = {
-        "tracking": "mlflow",
-        "method": "rise",
-        "num_masks": 3,
-        "mask_batch_size": 1,
-        "store_dir": "",
-        "fill": 0.0,
-    }
+    settings = {"tracking": "mlflow", "method": "rise", "num_masks": 3, "mask_batch_size": 1, "store_dir": ""}
     with pytest.raises(KeyboardInterrupt):
-        run(cohort, out, "", network_def={"_target_": "test_mlflow.Interrupted"}, **settings)
+        run(cohort, out, "", network_def={"_target_": "test_mlflow.Interrupted"}, fill=0.0, **settings)
     (recorded,) = runs(out)
     assert recorded.info.status == "KILLED"
     assert recorded.data.metrics["cases"] == 1

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from hashlib import sha256
@@ -87,9 +85,7 @@ def test_cases_with_different_numbers_of_boxes(tmp_path: Path) -> None:
 class Unsure(RISEScoring):
     """Its map is made, and then there is no memory left, but for the second case."""
 
-    def standard_error(
-        self, masks: Any, ids: Any, scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor | None:
+    def standard_error(self, masks: Any, ids: Any, scores: torch.Tensor, reference_scores: torch.Tensor) -> Any:
         if float(reference_scores[0]) < 0.75:
             raise MemoryError("no memory left")
         return super().standard_error(masks, ids, scores, reference_scores)
@@ -151,9 +147,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(stored: bool, tmp_path: 
     writers = Compose([SaveSaliencyd("saliency", inside, grid_key="grid"), SaveDicomd("saliency", inside, dicom=False)])
     settings: dict[str, Any] = {"failures": Failures(inside / "failures.csv")}
     settings |= {"store": ScoreStore(inside / "scores"), "network_id": "brightness"} if stored else {}
-    handler: Any = SaliencyHandler(
-        sliding_window(3, 3, target=ClassScore([0], "none")), brightness, writers, **settings
-    )
+    handler: Any = SaliencyHandler(sliding_window(3, 3, target=ClassScore(0, "none")), brightness, writers, **settings)
     batch = list_data_collate(items)
     handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
     handler.finish()
@@ -180,19 +174,16 @@ def test_a_scan_that_the_preprocessing_does_not_bring_back_is_refused(tmp_path: 
     preprocessing = Compose([LoadImaged("image", ensure_channel_first=True), spacing])
     data = Dataset([{"image": str(file), "case": name} for name, file in files.items()], preprocessing)
     network, explain = Brightness(spatial_dims=3, window=1), sliding_window(1, 1, target=ClassScore([1], "none"))
-
     invert = Invertd("saliency", preprocessing, orig_keys="image", nearest_interp=False)
     writers = Compose([invert, SaveSaliencyd("saliency", tmp_path / "ours", picture=False)])
     failures = Failures(tmp_path / "ours/failures.csv")
     evaluator: Any = CohortEvaluator(torch.device("cpu"), DataLoader(data), network)
     SaliencyHandler(explain, network, writers, failures=failures).attach(evaluator)
     evaluator.run()
-
     other = SupervisedEvaluator(torch.device("cpu"), DataLoader(data), network=network)
     settings: dict[str, Any] = {"window_size": 1, "stride": 1, "classes": [1], "activation": "none", "report": False}
     attach(other, tmp_path / "theirs", method="sliding_window", **settings)
     other.run()
-
     for folder in ("ours", "theirs"):
         (row,) = rows_of(tmp_path / folder / "failures.csv")
         assert row["case"] == "lost"
@@ -241,9 +232,7 @@ class Inplace(MapTransform):
     ],
     ids=["prediction", "changed in place", "dropout"],  # alone: also a perturbed image of each, and one at the end
 )
-def test_what_the_evaluator_predicted(
-    network: Callable[..., torch.Tensor], postprocessing: Any, alone: int, error: str | None
-) -> None:
+def test_what_the_evaluator_predicted(network: Any, postprocessing: Any, alone: int, error: str | None) -> None:
     """It is compared at no forward, unless it is not there any more; and a case that differs has no map."""
     seen: list[int] = []
 
@@ -257,15 +246,8 @@ def test_what_the_evaluator_predicted(
     explain = sliding_window(4, 2, target=ClassScore([0], "none"), mask_batch_size=4)
     handler = SaliencyHandler(explain, model, lambda case: maps.append(case) or case)
     data = [{"image": MetaTensor(image), "case": f"ct_{i}"} for i, image in enumerate(IMAGES)]
-    evaluator = CohortEvaluator(
-        device="cpu",
-        val_data_loader=[list_data_collate(data)],
-        epoch_length=1,
-        network=model,
-        postprocessing=postprocessing,
-        val_handlers=[handler],
-        decollate=postprocessing is not None,
-    )
+    steps = {"postprocessing": postprocessing, "val_handlers": [handler], "decollate": postprocessing is not None}
+    evaluator = CohortEvaluator("cpu", [list_data_collate(data)], network=model, epoch_length=1, **steps)
     if error:
         with pytest.raises(CaseError, match=error):
             evaluator.run()
@@ -277,9 +259,7 @@ def test_what_the_evaluator_predicted(
         assert seen.count(1) == alone + 2  # and with everything hidden
 
 
-# Explaining inside any evaluator, with the maps written beside the network's work. ------------------------------------
-
-
+# Explaining inside any evaluator, with the maps written beside the network's work.
 WAIT = 30  # seconds; reached only by a test that fails
 CASES = [f"case_{i}" for i in range(6)]
 
@@ -371,9 +351,7 @@ def test_a_case_is_held_until_it_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of paper"), KeyboardInterrupt()])
-def test_what_stops_the_network_leaves_no_thread_and_no_claim(
-    left: Callable[[], list[str]], error: BaseException, tmp_path: Path
-) -> None:
+def test_what_stops_the_network_leaves_no_thread_and_no_claim(left: Any, error: BaseException, tmp_path: Path) -> None:
     written, saving = [], threading.Event()
 
     def postprocessing(case: dict) -> dict:

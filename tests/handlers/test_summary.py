@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,30 +13,18 @@ from monai.inferers import SlidingWindowInferer
 from monai.transforms import Compose, ScaleIntensityRanged, Spacingd
 
 import monai_saliency as ms
-from monai_saliency.cases import Case
-from monai_saliency.handlers.summary import (
-    COLUMNS,
-    Summary,
-    described,
-    figures,
-    note_settings,
-    scan_mark,
-    summarize,
-    warn_of_others,
-)
-from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.handlers import summary as summaries
 from monai_saliency.masks.rise import RISEMasks
-from monai_saliency.targets import ClassScore
 from monai_saliency.visualize.legend import is_noise
 
 
-def explanation(maps: np.ndarray) -> Explanation:
+def explanation(maps: np.ndarray) -> ms.Explanation:
     """Classes 2 and 0 of three, of which 1 is predicted with three quarters."""
     output = torch.tensor([[0.05, 0.75, 0.2]])
     image = torch.zeros(1, *maps.shape[1:])
-    target = ClassScore([2, 0][: len(maps)], "none").bind(output, Case("ct_7", image))
+    target = ms.ClassScore([2, 0][: len(maps)], "none").bind(output, ms.Case("ct_7", image))
     masks, scores = RISEMasks(5).bind(image), target(output)[0]
-    return Explanation(
+    return ms.Explanation(
         "ct_7", torch.from_numpy(maps), torch.zeros(5, len(maps)), range(5), scores, target, masks, num_forwards=6
     )
 
@@ -56,8 +42,8 @@ class TestSummarize:
     def test_rows_by_hand(self) -> None:
         maps = np.stack([peaked(), np.full(SHAPE, -1, np.float32)])
         maps[1, 0, 0, 0] = -0.5
-        first, second = summarize("sub/ct_7", explanation(maps), maps, LEFTWARD, seconds=1.23456)
-        assert tuple(first) == COLUMNS
+        first, second = summaries.summarize("sub/ct_7", explanation(maps), maps, LEFTWARD, seconds=1.23456)
+        assert tuple(first) == summaries.COLUMNS
         assert first == {
             "case": "sub/ct_7",
             "prediction": 1,
@@ -92,13 +78,13 @@ class TestSummarize:
         """A noise for each explained value, repeated for each channel; a peak is read beside it."""
         maps = np.stack([peaked(), np.full(SHAPE, 0.5, np.float32)])
         with_noise = replace(explanation(maps), noise=torch.tensor([0.5, 0.25]))
-        rows = summarize("ct_7", with_noise, maps, LEFTWARD)
+        rows = summaries.summarize("ct_7", with_noise, maps, LEFTWARD)
         assert [row["noise"] for row in rows] == [0.5, 0.25]
         assert [is_noise(row) for row in rows] == [False, True]
-        assert figures(rows)["maps_of_noise"] == 1
-        assert not any(is_noise(row) for row in summarize("ct_7", explanation(maps), maps, LEFTWARD))
+        assert summaries.figures(rows)["maps_of_noise"] == 1
+        assert not any(is_noise(row) for row in summaries.summarize("ct_7", explanation(maps), maps, LEFTWARD))
         flat = replace(explanation(maps), noise=torch.zeros(2))
-        assert [is_noise(row) for row in summarize("ct_7", flat, 0 * maps, LEFTWARD)] == [True, True]
+        assert [is_noise(row) for row in summaries.summarize("ct_7", flat, 0 * maps, LEFTWARD)] == [True, True]
 
     @pytest.mark.parametrize(("voxel", "expected"), [(PEAK, True), ((5, 2, 2), False), (None, "")])
     def test_peak_in_label(self, label: Any, voxel: tuple[int, ...] | None, expected: bool | str) -> None:
@@ -106,7 +92,7 @@ class TestSummarize:
         if voxel:
             data[voxel] = 3
         maps = peaked()[None]
-        (row,) = summarize("ct", explanation(maps), maps, LEFTWARD, label(data, LEFTWARD))
+        (row,) = summaries.summarize("ct", explanation(maps), maps, LEFTWARD, label(data, LEFTWARD))
         assert row["peak_in_label"] == expected
 
 
@@ -122,35 +108,27 @@ class TestFigures:
                 ("a", 0.5, True, 7, 1.5), ("a", 0.25, False, 7, 1.5), ("b", 0.75, "", 9, float("nan"))
             ]
         ]  # fmt: skip
-        summary = Summary(tmp_path / "summary.csv")
+        summary = summaries.Summary(tmp_path / "summary.csv")
         summary.add(rows)
-        assert figures(summary.read() if read else rows, failures=4) == {
-            "cases": 2,
-            "failures": 4,
-            "forwards": 16,
-            "seconds": 1.5,
-            "mean_score": 0.5,
-            "mean_peak_saliency": 5.0,
-            "peak_in_label": 0.5,
-        }
+        expected = {"cases": 2, "failures": 4, "forwards": 16, "seconds": 1.5}
+        expected |= {"mean_score": 0.5, "mean_peak_saliency": 5.0, "peak_in_label": 0.5}
+        assert summaries.figures(summary.read() if read else rows, failures=4) == expected
 
 
-# What made the rows. --------------------------------------------------------------------------------------------------
-
-
+# What made the rows.
 def words(*steps: Any, weight: float = 1.0, **changes: Any) -> dict[str, str]:
     network = torch.nn.Linear(4, 2)
     torch.nn.init.constant_(network.weight, weight)
     torch.nn.init.constant_(network.bias, 0)
-    given = {"num_masks": 50, "grid_size": 3, "target": ClassScore([1], "softmax"), "fill": ms.ConstantFill(0.0)}
+    given = {"num_masks": 50, "grid_size": 3, "target": ms.ClassScore([1], "softmax"), "fill": ms.ConstantFill(0.0)}
     loader = SimpleNamespace(dataset=SimpleNamespace(dataset=SimpleNamespace(transform=Compose(steps))))
-    return described(ms.rise(**given | changes), network, loader=loader)
+    return summaries.described(ms.rise(**given | changes), network, loader=loader)
 
 
 SPACING = Spacingd("image", (1, 1, 2))
 OTHERS: dict[str, dict[str, str]] = {
     "masks.seed": words(SPACING, seed=1),
-    "target.classes.0": words(SPACING, target=ClassScore([0], "softmax")),
+    "target.classes.0": words(SPACING, target=ms.ClassScore([0], "softmax")),
     "fill.value": words(SPACING, fill=ms.ConstantFill(-1.0)),
     "inferer": words(SPACING, inferer=SlidingWindowInferer((2, 2))),
     "network": words(SPACING, weight=2.0),
@@ -160,25 +138,25 @@ OTHERS: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("difference", OTHERS)
 def test_rows_of_other_settings_are_marked(difference: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    table = Summary(tmp_path / "summary.csv", columns=("case", "settings"))
-    mark = note_settings(table, words(SPACING))
+    table = summaries.Summary(tmp_path / "summary.csv", columns=("case", "settings"))
+    mark = summaries.note_settings(table, words(SPACING))
     table.add([{"case": "a", "settings": mark}])
-    assert note_settings(table, words(SPACING, mask_batch_size=3, progress=True)) == mark  # decides no map
+    assert summaries.note_settings(table, words(SPACING, mask_batch_size=3, progress=True)) == mark  # decides no map
     assert not caplog.messages
-    other = note_settings(table, OTHERS[difference])
+    other = summaries.note_settings(table, OTHERS[difference])
     (message,) = caplog.messages
     assert "1 cases (the first is a) were explained with other settings" in message
     known = json.loads((tmp_path / "summary.settings.json").read_text())
     assert known[mark][difference] != known[other][difference]
     (tmp_path / "summary.settings.json").write_text("{")  # cut off
-    assert note_settings(table, words(SPACING)) == mark
-    warn_of_others(table, ["b"])
+    assert summaries.note_settings(table, words(SPACING)) == mark
+    summaries.warn_of_others(table, ["b"])
     assert "1 cases (the first is a) are not of this cohort" in caplog.text
 
 
 def test_a_scan_is_known_by_its_content(tmp_path: Path) -> None:
     for name, content in (("a", b"1"), ("moved", b"1"), ("b", b"2")):
         (tmp_path / name).write_bytes(content)
-    first, moved, other, none = (scan_mark(str(tmp_path / name)) for name in ("a", "moved", "b", "none"))
+    first, moved, other, none = (summaries.scan_mark(str(tmp_path / name)) for name in ("a", "moved", "b", "none"))
     assert first == moved != other
     assert none == ""

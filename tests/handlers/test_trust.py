@@ -1,7 +1,5 @@
 """The figures of trust of one case, beside the metrics called by hand."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable
@@ -15,7 +13,6 @@ import torch
 
 import monai_saliency as ms
 from monai_saliency import metrics
-from monai_saliency.cases import Case
 from monai_saliency.handlers.trust import Trust, Trusted
 from monai_saliency.handlers.trust_page import trust_page, verdict, write_trust_page
 from monai_saliency.storage.tables import SUMMARY_COLUMNS, TRUST_COLUMNS, CaseTable
@@ -44,7 +41,7 @@ def a_label(dims: int = 2) -> torch.Tensor:
 
 
 def explained(inferer: Any, network: Any, image: torch.Tensor, label: Any = None, **given: Any) -> Trusted:
-    case = Case("ct_1")
+    case = ms.Case("ct_1")
     (explanation,) = inferer.explain(image[None], network, cases=[case])
     return Trusted(explanation, inferer, network, image, case, None if label is None else (lambda: label), **given)
 
@@ -81,7 +78,6 @@ def test_figures_are_those_of_the_metrics() -> None:
     for name, values in expected.items():
         np.testing.assert_allclose(column(rows, name), values[0], rtol=0, atol=1e-6, err_msg=name)
     error = case.explanation.standard_error
-    assert error is not None
     span = maps[0].flatten(1).amax(1) - maps[0].flatten(1).amin(1)
     np.testing.assert_allclose(column(rows, "relative_error"), error.flatten(1).amax(1) / span, rtol=1e-4)
     tops = [each.flatten().argmax() for each in maps[0]]
@@ -130,8 +126,7 @@ def test_the_randomised_network_is_asked_the_same_question() -> None:
     (row,) = trust.figures(explained(inferer, network, image))
     same = inferer.replace(target=ms.ClassScore([predicted], "none"))
     maps = [same(image[None], each)[0].flatten(1) for each in (network, other.randomised)]
-    expected = metrics.rank_correlation(*maps)
-    assert row["trust_randomised"] == pytest.approx(float(expected), abs=1e-6)
+    assert row["trust_randomised"] == pytest.approx(float(metrics.rank_correlation(*maps)), abs=1e-6)
 
 
 def test_a_figure_that_fails_leaves_the_others() -> None:
@@ -204,9 +199,7 @@ class TestMark:
         assert Trust().mark(self.case(label=fail)) == ""
 
 
-# The page ``trust.md``, of rows that are made up, so that every figure on it can be computed by hand. -----------------
-
-
+# The page ``trust.md``, of rows that are made up, so that every figure on it can be computed by hand.
 def a_row(case: str, **figures: Any) -> dict[str, Any]:
     """A lesion that is found, by a map that no control equals."""
     row: dict[str, Any] = dict.fromkeys((*SUMMARY_COLUMNS, *TRUST_COLUMNS), "")

@@ -1,7 +1,5 @@
 """What the processes of ``accelerate launch`` do: run as a script by ``test_accelerate.py``."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,14 +44,11 @@ def main(folder: Path) -> None:
     sent = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
     explain("wrong: dispatched", loader(5), by=sent)
     explain("cases shuffled", loader(5, shuffle=True))
-
     dataset = PerturbedImages(scans(5), inferer())
     batches = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=1)
     found["perturbed"] = [pair for batch in batches for pair in zip(batch["case"], batch["mask"].tolist(), strict=True)]
     torch.save(found, folder / f"{rank}.pt")
-
-    engine = {"_target_": "monai_saliency.distributed.accelerate.AccelerateEngine"}
-    explain_cohorts(folder, engine)
+    explain_cohorts(folder, {"_target_": "monai_saliency.distributed.accelerate.AccelerateEngine"})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """A network whose answer is how bright the brightest part of an image is."""
 
-from __future__ import annotations
-
 import torch
 
 

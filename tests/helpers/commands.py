@@ -1,7 +1,5 @@
 """Python commands in processes of their own, as users start them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

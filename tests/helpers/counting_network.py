@@ -1,14 +1,13 @@
 """A small network that notes each forward in a file, and takes its time, so that it can be killed in the middle."""
 
-from __future__ import annotations
-
 import os
 import time
 
 import torch
+from torch import nn
 
 
-class CountingNetwork(torch.nn.Module):
+class CountingNetwork(nn.Module):
     """Two logits of a 3D image. ``log`` gets one line a forward: the batch size."""
 
     def __init__(self, log: str, seconds: float = 0.0, seed: int = 0) -> None:
@@ -16,12 +15,8 @@ class CountingNetwork(torch.nn.Module):
         torch.manual_seed(seed)
         self.log = log
         self.seconds = seconds
-        self.body = torch.nn.Sequential(
-            torch.nn.Conv3d(1, 4, 3, stride=2),
-            torch.nn.ReLU(),
-            torch.nn.AdaptiveAvgPool3d(2),
-            torch.nn.Flatten(),
-            torch.nn.Linear(32, 2),
+        self.body = nn.Sequential(
+            nn.Conv3d(1, 4, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool3d(2), nn.Flatten(), nn.Linear(32, 2)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Networks whose rows depend on each other, without an error: of a batch, each row differs from its image alone."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -76,8 +74,7 @@ def weights(channels: int, dims: int) -> torch.Tensor:
 
 def segment(x: torch.Tensor) -> torch.Tensor:
     """Logits of three classes on the grid of one-channel images, each of its neighbourhood."""
-    convolve = (F.conv2d, F.conv3d)[x.ndim - 4]
-    return convolve(x, weights(3, x.ndim - 2).to(x), padding=1)
+    return (F.conv2d, F.conv3d)[x.ndim - 4](x, weights(3, x.ndim - 2).to(x), padding=1)
 
 
 def classify(x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """A made oblique CT series, whose files lie in no order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,7 @@ def turned() -> np.ndarray:
     """Three unit vectors at right angles: along a row, down a column, from slice to slice."""
     a, b = 0.4, 0.3
     about_z = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]])
-    about_x = np.array([[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]])
-    return (about_z @ about_x).T
+    return (about_z @ np.array([[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]])).T
 
 
 def stored() -> np.ndarray:

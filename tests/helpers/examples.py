@@ -1,7 +1,5 @@
 """An example of every target, found by their classes, with an output that it reads; and settings of every method."""
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
@@ -12,20 +10,8 @@ import torch
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency
-from monai_saliency.fills import BlurFill, ConstantFill
-from monai_saliency.targets import (
-    ClassScore,
-    DetectionScore,
-    DiceScore,
-    EmbeddingSimilarity,
-    FieldSimilarity,
-    FunctionScore,
-    Recalibrated,
-    RegionScore,
-    RegressionScore,
-    Target,
-)
-from monai_saliency.targets.auto import AutoTarget
+import monai_saliency as ms
+from monai_saliency.targets import Target
 from monai_saliency.targets.base import MemberTarget
 from monai_saliency.targets.postprocessing import Reading
 from monai_saliency.targets.segmentation import PredictedRegionScore
@@ -69,22 +55,22 @@ def sigmoid_and_argmax(output: torch.Tensor) -> Any:
 
 #: for each target some examples, and what makes an output for one image of so many axes
 TARGETS: dict[type[Target], list[tuple[Target, Callable[[int], Any]]]] = {
-    AutoTarget: [(AutoTarget(), classes), (AutoTarget(), volume), (AutoTarget(), boxes)],
-    ClassScore: [(ClassScore("all", activation), classes) for activation in ("softmax", "sigmoid", "none")],
-    DetectionScore: [(DetectionScore(), boxes)],
-    DiceScore: [(DiceScore(1, "softmax"), volume)],
-    EmbeddingSimilarity: [(EmbeddingSimilarity(measure), volume) for measure in ("cosine", "distance")],
-    FieldSimilarity: [(FieldSimilarity(), lambda dims: volume(dims)[:, :1].expand(1, dims, *[8] * dims))],
-    FunctionScore: [(FunctionScore(lambda output: output.sum(dim=1)), classes)],
+    ms.AutoTarget: [(ms.AutoTarget(), classes), (ms.AutoTarget(), volume), (ms.AutoTarget(), boxes)],
+    ms.ClassScore: [(ms.ClassScore("all", activation), classes) for activation in ("softmax", "sigmoid", "none")],
+    ms.DetectionScore: [(ms.DetectionScore(), boxes)],
+    ms.DiceScore: [(ms.DiceScore(1, "softmax"), volume)],
+    ms.EmbeddingSimilarity: [(ms.EmbeddingSimilarity(measure), volume) for measure in ("cosine", "distance")],
+    ms.FieldSimilarity: [(ms.FieldSimilarity(), lambda dims: volume(dims)[:, :1].expand(1, dims, *[8] * dims))],
+    ms.FunctionScore: [(ms.FunctionScore(lambda output: output.sum(dim=1)), classes)],
     MemberTarget: [
-        (MemberTarget(ClassScore([0], "none"), 3), classes),
-        (MemberTarget(DiceScore(0, "sigmoid"), 2), volume),
+        (MemberTarget(ms.ClassScore([0], "none"), 3), classes),
+        (MemberTarget(ms.DiceScore(0, "sigmoid"), 2), volume),
     ],
     PredictedRegionScore: [(PredictedRegionScore(1, "sigmoid", sigmoid_and_argmax), volume)],
     # As they are fitted for a network that says the same of every image.
-    Recalibrated: [(Recalibrated(ClassScore("all", "sigmoid"), [1.0] * 10), classes)],
-    RegionScore: [(RegionScore(1, "softmax"), volume), (RegionScore(1, "none", components=2), volume)],
-    RegressionScore: [(RegressionScore("all"), classes)],
+    ms.Recalibrated: [(ms.Recalibrated(ms.ClassScore("all", "sigmoid"), [1.0] * 10), classes)],
+    ms.RegionScore: [(ms.RegionScore(1, "softmax"), volume), (ms.RegionScore(1, "none", components=2), volume)],
+    ms.RegressionScore: [(ms.RegressionScore("all"), classes)],
 }
 
 
@@ -102,9 +88,6 @@ def repeated(output: Any, count: int) -> Any:
     if isinstance(output, list):
         return output * count
     return output.repeat(count, *[1] * (output.ndim - 1))
-
-
-# Methods. -------------------------------------------------------------------------------------------------------------
 
 
 class WholeImages(SlidingWindowInferer):
@@ -138,10 +121,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
         lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2, "smooth": 2},
         lambda dims: {"window_size": 4, "levels": 3, "keep": 0.4, "regions": quarters},
     ],
-    "focused_rise": [
-        lambda dims: {"num_masks": 24, "p1": 0.4},
-        lambda dims: {"num_masks": 40, "seed": 3},
-    ],
+    "focused_rise": [lambda dims: {"num_masks": 24, "p1": 0.4}, lambda dims: {"num_masks": 40, "seed": 3}],
     "region_occlusion": [
         lambda dims: {"regions": quarters},
         lambda dims: {"regions": quarters, "num_coalitions": 12, "p1": 0.4},
@@ -157,11 +137,11 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     ],
     "hsic": [lambda dims: {"num_masks": 20, "grid_size": 3}, lambda dims: {"num_masks": 12, "regions": quarters}],
     # The image's score is above the fill's.
-    "minimal_region": [lambda dims: {"window_size": 4, "levels": 2, "share": 0.6, "fill": ConstantFill(3.0 - dims)}],
+    "minimal_region": [lambda dims: {"window_size": 4, "levels": 2, "share": 0.6, "fill": ms.ConstantFill(3.0 - dims)}],
     "sobol": [lambda dims: {"num_designs": 4, "grid_size": 2}, lambda dims: {"num_designs": 4, "regions": quarters}],
     "mc_rise": [
         lambda dims: {"num_masks": 12, "grid_size": 3},
-        lambda dims: {"num_masks": 12, "grid_size": 3, "p1": 0.3, "more_fills": [2.0, BlurFill(1.0)]},
+        lambda dims: {"num_masks": 12, "grid_size": 3, "p1": 0.3, "more_fills": [2.0, ms.BlurFill(1.0)]},
     ],
     "random_grid": [
         lambda dims: {"num_masks": 12, "cell_size": 3},

@@ -1,9 +1,8 @@
 """What a run has written."""
 
-from __future__ import annotations
-
 import csv
 import gzip
+import os
 from pathlib import Path
 
 import nibabel as nib
@@ -40,3 +39,13 @@ def scores_of(store: Path) -> dict[str, np.ndarray]:
     """The scores ``(N, K)`` of cases that are complete in a store, each under one key, by case."""
     folders = [path.parent for path in store.rglob("0-*.npy")]
     return {folder.parent.relative_to(store).as_posix(): CaseScores(folder).ranges()[0][2] for folder in folders}
+
+
+class Trap:
+    """What makes a folder where its pickle is read, so that a test sees whether code in a file was run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (self.path,)

@@ -1,7 +1,5 @@
 """Ranks of a Gloo process group, forked from the test, so that they start at once."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta

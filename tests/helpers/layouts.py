@@ -1,7 +1,5 @@
 """Other people's bundles: small copies of layouts in the Model Zoo, with random weights and made data."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -62,8 +60,7 @@ def brats(bundle: Path, data: Path) -> tuple[dict[str, Path], dict[str, Any]]:
         for j, file in enumerate(entry["image"]):
             volume(data / file, shape, AFFINES[1], 10 * i + j, low=0)
     (bundle / "configs" / "datalist.json").write_text(json.dumps({"testing": listing}))
-    scans = {f"{name}t1ce": data / f"{name}t1ce.nii.gz" for name in names}
-    return scans, {"dataset_dir": str(data)}
+    return {f"{name}t1ce": data / f"{name}t1ce.nii.gz" for name in names}, {"dataset_dir": str(data)}
 
 
 def endoscopy(bundle: Path, data: Path) -> tuple[dict[str, Path], dict[str, Any]]:

@@ -1,7 +1,5 @@
 """What the processes of ``ddp`` do: run as a script by ``test_lightning.py``, and by Lightning once more a process."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,14 +34,12 @@ def main(folder: Path, devices: int) -> None:
         predict("masks shared", "masks", loader(5), True)
     except ValueError as error:
         found["masks shared"] = str(error)
-
     dataset = PerturbedImages(scans(5), inferer())
     trainer = Trainer(devices=devices, **SETTINGS)
     module = SaliencyModule(Network(), inferer())
     module.predict_step = lambda batch, batch_idx: (batch["case"], batch["mask"].tolist())  # type: ignore[method-assign]
     found["perturbed"] = trainer.predict(module, DataLoader(dataset, batch_size=4, num_workers=2))
     torch.save(found, folder / f"{found['rank']}.pt")
-
     engine = {
         "_target_": "monai_saliency.distributed.lightning.LightningEngine",
         "accelerator": "cpu",

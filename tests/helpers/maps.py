@@ -1,7 +1,5 @@
 """Maps with a known peak, and where their voxels lie."""
 
-from __future__ import annotations
-
 import numpy as np
 
 SHAPE = (7, 9, 6)

@@ -1,7 +1,5 @@
 """Bound masks, and all of them at once."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -21,9 +19,7 @@ def everything(bound: BoundMasks) -> np.ndarray:
     return bound.render(range(len(bound)))[:, 0].numpy()
 
 
-# Masks in plain loops and float64, in any number of dimensions, with xaitk-saliency's draws. --------------------------
-
-
+# Masks in plain loops and float64, in any number of dimensions, with xaitk-saliency's draws.
 __all__ = ["slow_balls", "slow_grids", "slow_mc_rise", "slow_windows"]
 
 

@@ -1,7 +1,5 @@
 """A transform that takes its time and says so in a file, so that a run can be met in the middle of it."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

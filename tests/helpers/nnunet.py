@@ -1,7 +1,5 @@
 """Small nnU-Net models that nnU-Net itself has planned and trained, on made scans."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +54,6 @@ def counted_patches() -> Iterator[list[int]]:
     from dynamic_network_architectures.architectures.unet import PlainConvUNet
 
     seen: list[int] = []
-
     plain = PlainConvUNet.forward
 
     def count(self: torch.nn.Module, patches: torch.Tensor) -> Any:
@@ -93,9 +90,7 @@ def _raw(folder: Path) -> Path:
     return raw
 
 
-def _train(
-    folder: Path, dataset_json: dict[str, Any], patches: Mapping[str, list[int]], folds: int, iterations: int
-) -> Path:
+def _train(folder: Path, dataset_json: Any, patches: Mapping[str, list[int]], folds: int, iterations: int) -> Path:
     """What a user does with nnU-Net's commands: plan, preprocess, train."""
     dataset_json |= {"labels": {"background": 0, "blob": 1}, "numTraining": 5}
     (folder / "raw" / NAME / "dataset.json").write_text(json.dumps(dataset_json))
@@ -145,9 +140,7 @@ def _plan(folder: Path, patch: pytest.MonkeyPatch, patches: Mapping[str, list[in
     return plans
 
 
-def _run_training(
-    plans: dict[str, Any], configuration: str, fold: int, dataset_json: dict[str, Any], iterations: int
-) -> None:
+def _run_training(plans: Any, configuration: str, fold: int, dataset_json: dict[str, Any], iterations: int) -> None:
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
     np.random.seed(fold)  # noqa: NPY002 - nnU-Net draws from it

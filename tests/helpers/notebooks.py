@@ -1,7 +1,5 @@
 """Running a tutorial in a copy of its folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

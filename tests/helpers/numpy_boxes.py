@@ -1,7 +1,5 @@
 """Black boxes in plain NumPy, double precision and nonlinear, for us and for xaitk-saliency alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Our own bundle, run with few masks and a small network."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -17,32 +15,18 @@ from helpers.paths import BUNDLE, TESTS
 from helpers.scans import write_scans
 from monai_saliency.bundle.configs import overlay_path
 
-SMALL_NET = {
-    "spatial_dims": 3,
-    "in_channels": 1,
-    "out_channels": 2,
-    "init_features": 4,
-    "growth_rate": 2,
-    "block_config": [1, 1],
-    "bn_size": 1,
-}
+SMALL_NET = {"spatial_dims": 3, "in_channels": 1, "out_channels": 2}
+SMALL_NET |= {"init_features": 4, "growth_rate": 2, "block_config": [1, 1], "bn_size": 1}
 
 
 def run(dataset_dir: Path, output_dir: Path, checkpoint: Path | str, **overrides: object) -> list[dict[str, str]]:
     """Run the bundle with a small network and few masks; the summary's rows."""
-    settings = {
-        "method": "sliding_window",
-        "window_size": 8,
-        "stride": 4,
-        "spatial_size": [16, 16, 16],
-        "picture": False,
-        "report": False,
-    }
+    settings = {"method": "sliding_window", "window_size": 8, "stride": 4, "spatial_size": [16, 16, 16]}
+    settings |= {"picture": False, "report": False}
     settings |= {"network_def": {"_target_": "DenseNet", **SMALL_NET}, "pixdim": [2.5, 2.5, 2.5], "device": "cpu"}
     settings |= {"dataset_dir": str(dataset_dir), "output_dir": str(output_dir), "checkpoint": str(checkpoint)}
-    monai.bundle.run(
-        bundle_root=str(BUNDLE), config_file=str(BUNDLE / "configs" / "inference.yaml"), **settings | overrides
-    )
+    settings |= {"bundle_root": str(BUNDLE), "config_file": str(BUNDLE / "configs" / "inference.yaml")}
+    monai.bundle.run(**settings | overrides)
     return rows_of(output_dir / "summary.csv")
 
 
@@ -50,9 +34,6 @@ NUM_MASKS, BATCH = 30, 4
 
 
 BATCHES = -(-(NUM_MASKS + 1) // BATCH)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def settings(tmp_path: Path, out: str, seconds: float = 0.0, **overrides: object) -> dict[str, object]:

@@ -1,7 +1,5 @@
 """A small pipeline of one's own, and what explains it, for tests that run it in several processes."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

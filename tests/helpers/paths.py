@@ -1,7 +1,5 @@
 """Where things lie in this repository."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 __all__ = ["BUNDLE", "BUNDLES", "CONFIGS", "ROOT", "SCHEMA", "TESTS"]

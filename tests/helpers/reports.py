@@ -1,7 +1,5 @@
 """Output folders as a run leaves them, and what a report's pages hold."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Scans and photographs, made."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

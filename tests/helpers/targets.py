@@ -1,7 +1,5 @@
 """Cases and network outputs small enough to score by hand."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """A small method in two rounds, as a user would write it: windows, then finer ones where the score fell most."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -29,9 +27,7 @@ class TwoRounds(Masks):
     def __init__(self, window: int) -> None:
         self.window = window
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
+    def bind(self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Any = None) -> BoundMasks:
         return _BoundTwoRounds(self.window, image)
 
 
@@ -51,9 +47,7 @@ class _BoundTwoRounds(BoundMasks):
     def first_round(self) -> Sequence[int]:
         return range(self.num_coarse)
 
-    def next_round(
-        self, ids: Sequence[Any], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Sequence[int] | None:
+    def next_round(self, ids: Sequence[Any], scores: torch.Tensor, reference_scores: torch.Tensor) -> Any:
         if len(ids) > self.num_coarse:
             return None
         chosen = int((reference_scores[0] - scores[:, 0]).argmax())

@@ -1,7 +1,5 @@
 """The warnings that this package gives, among those of others."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Explaining cases that several processes share, and that fail one by one."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -14,17 +12,15 @@ import torch
 from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_explainer import Assignment, CaseExplainer, Explained
-from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.sharing import merged
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
 
 IMAGES = torch.stack([torch.full((1, 6, 6, 6), value) for value in (0.5, 1.0)])
-CASES = [Case("ct_1"), Case("ct_2")]
+CASES = [ms.Case("ct_1"), ms.Case("ct_2")]
 
 
 class Picky(torch.nn.Module):
@@ -35,13 +31,13 @@ class Picky(torch.nn.Module):
         return torch.stack([torch.where(means > 0.9, torch.nan, means), 1 - means], 1)
 
 
-def windows(mask_batch_size: int = 1, **settings: Any) -> PerturbationInferer:
+def windows(mask_batch_size: int = 1, **settings: Any) -> ms.PerturbationInferer:
     """Eight windows. With one image a batch, stored scores cost the unperturbed image's forward and a check."""
     target = ms.ClassScore([0], "none")
     return ms.sliding_window(3, 3, target=target, mask_batch_size=mask_batch_size, **settings)
 
 
-def explain(explainer: CaseExplainer, images: torch.Tensor, cases: Sequence[Case], **more: Any) -> list[Explained]:
+def explain(explainer: CaseExplainer, images: torch.Tensor, cases: Sequence[ms.Case], **more: Any) -> list[Explained]:
     """The cases that are explained, whose maps count as written."""
     found: list[Explained] = []
 
@@ -58,9 +54,7 @@ def test_a_case_that_shares_its_batch_with_a_broken_one(tmp_path: Path) -> None:
     done = []
     for index in range(2):
         failures = Failures(tmp_path / "failures.csv", shared=True)
-        explainer = CaseExplainer(
-            windows(mask_batch_size=4), Picky(), ScoreStore(tmp_path / "scores"), failures=failures
-        )
+        explainer = CaseExplainer(windows(4), Picky(), ScoreStore(tmp_path / "scores"), failures=failures)
         explainer.assignment = Assignment(Part(index, 2))
         done += [(each.index, each.count) for each in explain(explainer, IMAGES, CASES)]
         assert explainer.explained == ["ct_1"] * index
@@ -142,9 +136,7 @@ def test_scores_of_an_unknown_network_are_not_kept(tmp_path: Path) -> None:
         assert found.explanation.num_forwards == expected
 
 
-# Parts of a case's masks, wherever they are scored, make the case's own map. ------------------------------------------
-
-
+# Parts of a case's masks, wherever they are scored, make the case's own map.
 MASKS, BATCH = 37, 4
 BATCHES = -(-(MASKS + 1) // BATCH)
 
@@ -192,7 +184,6 @@ def test_parts_merge_to_the_map_of_the_whole(image: torch.Tensor, count: int, in
     (explanation,) = merged(parts)
     assert torch.equal(explanation.scores, whole.scores)
     assert torch.equal(explanation.saliency, whole.saliency)
-    assert whole.noise is not None
     assert torch.equal(explanation.noise, whole.noise)
     assert bool((whole.noise > 0).all())
 
@@ -268,7 +259,7 @@ def test_parts_of_another_thing_with_equal_scores_are_refused(name: str, image: 
 
     def part(index: int, changed: str) -> Any:
         given = image.flip(-1) if changed == "the image" else image
-        case = Case("b" if changed == "met case b" else "a")
+        case = ms.Case("b" if changed == "met case b" else "a")
         further = torch.full((1,), float(changed == "further inputs"))
         how = ms.rise(MASKS, 3, target=ms.ClassScore([0], "none"), mask_batch_size=5)
         return how.score(given + 1, lambda x, further: moments(x), further, cases=[case], part=Part(index, 2))
@@ -295,7 +286,6 @@ def test_the_noise_of_a_network_in_half_precision(dtype: torch.dtype, half: floa
     image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(2))
     (found,) = ms.sliding_window(4, 2, target=ms.ClassScore([0], "softmax")).explain(image, network)
     expected = max(half, 8 * torch.finfo(torch.float32).eps) * float(found.scores.max())
-    assert found.noise is not None
     assert float(found.noise) == pytest.approx(expected)
     network.to_dtype = None
     exact = ms.sliding_window(4, 2, target=ms.ClassScore([0], "softmax"))(image.double(), network.double())

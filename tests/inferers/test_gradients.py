@@ -1,7 +1,5 @@
 """White-box methods: against their papers in plain loops, answers by hand, captum, MONAI, and autograd as a whole."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +20,6 @@ from monai.visualize import GradCAM as MonaiGradCAM
 from torch import nn
 
 import monai_saliency as ms
-from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.metrics import Deletion
 from monai_saliency.sharding import Part
@@ -60,9 +57,6 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x[:, None] * self.weight).flatten(2).sum(2) + 3
-
-
-# Answers by hand. -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 5), (2, 4, 5, 3)])
@@ -103,9 +97,7 @@ def test_integrated_gradients_sum_to_the_difference_of_the_scores(
     assert not caplog.messages
 
 
-# The papers in plain loops, and public peers. -------------------------------------------------------------------------
-
-
+# The papers in plain loops, and public peers.
 def test_integrated_gradients_are_captums() -> None:
     network, x = classifier(), image(2, 1, 16, 16, 16)
     found = ms.integrated_gradients(20, target=ms.ClassScore([2], "none"), mask_batch_size=7)(x, network)
@@ -144,9 +136,6 @@ def test_grad_cam_is_monais(layer: str | None, caplog: pytest.LogCaptureFixture)
     torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-6 * float(theirs.max()))
 
 
-# Patch by patch. ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("target", [ms.RegionScore([0, 1], "softmax"), ms.RegionScore(1, "none", "all")])
 @pytest.mark.parametrize(
     "inferer",
@@ -166,8 +155,6 @@ def test_patch_by_patch_is_the_derivative_of_the_whole(inferer: Inferer, target:
         (expected,) = torch.autograd.grad(scores[k], leaf, retain_graph=True)
         torch.testing.assert_close(found.saliency[k], expected[0, 0], rtol=1e-9, atol=1e-15)
 
-
-# Laws. ----------------------------------------------------------------------------------------------------------------
 
 METHODS: list[Callable[..., ms.PerturbationInferer]] = [
     lambda **given: ms.integrated_gradients(9, **given),
@@ -233,9 +220,6 @@ def test_geometry_and_metrics() -> None:
     assert torch.equal(saliency.affine, x.affine)
     deletion = Deletion(explain, classifier())
     assert bool(torch.isfinite(deletion.compute(saliency.as_tensor(), x.as_tensor())).all())
-
-
-# What is refused. -----------------------------------------------------------------------------------------------------
 
 
 class Remote(torch.nn.Module):
@@ -305,17 +289,14 @@ def test_parts_of_a_case_and_the_store(tmp_path: Path) -> None:
     explain, x = ms.integrated_gradients(5, target=FIRST), image(1, 1, 4, 4, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"the samples of IntegratedGradients cannot be shared between workers"):
         explain.score(x, Linear(1, 4, 4), part=Part(0, 2))
-    store = ScoreStore(tmp_path)
-    stored = [store.open("ct_7", "key")]
-    first, again = (explain.explain(x, Linear(1, 4, 4), cases=[Case("ct_7")], stored=stored)[0] for _ in range(2))
+    stored = [ScoreStore(tmp_path).open("ct_7", "key")]
+    first, again = (explain.explain(x, Linear(1, 4, 4), cases=[ms.Case("ct_7")], stored=stored)[0] for _ in range(2))
     assert torch.equal(first.saliency, again.saliency)
     assert again.num_forwards == 7
     assert not stored[0].ranges()
 
 
-# Grad-CAM and SmoothGrad against autograd on networks whose layers work in place, give channels last, or tokens. ------
-
-
+# Grad-CAM and SmoothGrad against autograd on networks whose layers work in place, give channels last, or tokens.
 class Do(nn.Module):
     """A function as a layer, of which nothing is known but its output."""
 
@@ -393,40 +374,24 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "swinunetr": (lambda: SwinUNETR(1, 2, feature_size=12, spatial_dims=2), (64, 64)),
 }
 CHANNELS_FIRST, CHANNELS_LAST, GRID = "channels first", "channels last", (4, 6)
-#: how a layer's output is read, tokens on their grid; the first is the default layer where there is a "default"
+#: how a layer's output is read, tokens on their grid; the first is the default, but for networks in NO_DEFAULT
+NO_DEFAULT = ("unet", "convnext")
 LAYERS: dict[str, dict[str, Any]] = {
-    "densenet": {
-        "class_layers.relu": CHANNELS_FIRST,
-        "default": 0,
-        "features.norm5": CHANNELS_FIRST,
-        "features.transition1.norm": CHANNELS_FIRST,
-    },
-    "resnet": {
-        "layer4": CHANNELS_FIRST,
-        "default": 0,
-        "layer4.0.bn2": CHANNELS_FIRST,
-        "layer3.0.bn2": CHANNELS_FIRST,
-        "bn1": CHANNELS_FIRST,
-    },
+    "densenet": dict.fromkeys(["class_layers.relu", "features.norm5", "features.transition1.norm"], CHANNELS_FIRST),
+    "resnet": dict.fromkeys(["layer4", "layer4.0.bn2", "layer3.0.bn2", "bn1"], CHANNELS_FIRST),
     "unet": {"model.0.adn.N": CHANNELS_FIRST},
-    "relu": {"norm": CHANNELS_FIRST, "default": 0, "conv": CHANNELS_FIRST},
-    "flat": {"conv": CHANNELS_FIRST, "default": 0},
-    "swin": {
-        "second": CHANNELS_LAST,
-        "default": 0,
-        "first.inside.0.norm1": CHANNELS_LAST,
-        "last": CHANNELS_LAST,
-        "down": CHANNELS_LAST,
-        "embed": CHANNELS_FIRST,
-    },
-    "swin 3d": {"second": CHANNELS_LAST, "default": 0, "first.inside.0.norm1": CHANNELS_LAST},
+    "relu": {"norm": CHANNELS_FIRST, "conv": CHANNELS_FIRST},
+    "flat": {"conv": CHANNELS_FIRST},
+    "swin": dict.fromkeys(["second", "first.inside.0.norm1", "last", "down"], CHANNELS_LAST)
+    | {"embed": CHANNELS_FIRST},
+    "swin 3d": {"second": CHANNELS_LAST, "first.inside.0.norm1": CHANNELS_LAST},
     "convnext": {"deep": CHANNELS_FIRST, "norm": CHANNELS_LAST, "grow": CHANNELS_LAST, "act": CHANNELS_LAST},
-    "vit": {"block.inside.0": GRID, "default": 0, "before": GRID, "before.inside.3": GRID, "embed": CHANNELS_FIRST},
-    "vit without class": {"norm": GRID, "default": 0, "block": GRID, "block.inside.3": GRID},
-    "merged tokens": {"down": (2, 3), "default": 0, "norm": GRID},
-    "mixer": {"back": (4, 8), "default": 0, "norm": (4, 8)},
-    "monai's vit": {"blocks.1.attn.qkv": GRID, "default": 0, "blocks.1.norm1": GRID},
-    "swinunetr": {"encoder10": CHANNELS_FIRST, "default": 0, "swinViT.layers1.0.blocks.0.norm1": CHANNELS_LAST},
+    "vit": {"block.inside.0": GRID, "before": GRID, "before.inside.3": GRID, "embed": CHANNELS_FIRST},
+    "vit without class": {"norm": GRID, "block": GRID, "block.inside.3": GRID},
+    "merged tokens": {"down": (2, 3), "norm": GRID},
+    "mixer": {"back": (4, 8), "norm": (4, 8)},
+    "monai's vit": {"blocks.1.attn.qkv": GRID, "blocks.1.norm1": GRID},
+    "swinunetr": {"encoder10": CHANNELS_FIRST, "swinViT.layers1.0.blocks.0.norm1": CHANNELS_LAST},
 }
 
 
@@ -456,9 +421,10 @@ def by_autograd(network: nn.Module, x: torch.Tensor, layer: str, how: Any, k: in
 def test_grad_cam_and_smoothgrad_are_autograds(name: str, caplog: pytest.LogCaptureFixture) -> None:
     (network, x), layers, target = network_of(name), LAYERS[name], ms.ClassScore([0, 1], "none")
     caplog.set_level(logging.INFO)
-    for layer, how in layers.items():
-        named, how = (f"net.{layer}", how) if how else (f"net.{next(iter(layers))}", next(iter(layers.values())))
-        found = ms.grad_cam(named if layer != "default" else None, target=target)(x, network)
+    by_default = [] if name in NO_DEFAULT else [(None, next(iter(layers)))]
+    for asked, layer in [*((f"net.{each}", each) for each in layers), *by_default]:
+        named, how = f"net.{layer}", layers[layer]
+        found = ms.grad_cam(asked, target=target)(x, network)
         assert caplog.messages[-1] == f"Grad-CAM of Sequential reads the layer {named!r}"
         expected = torch.cat([by_autograd(network, x, named, how, k) for k in (0, 1)], dim=1)
         assert float(expected.max()) > 0

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +10,7 @@ from monai.data import MetaTensor, decollate_batch, list_data_collate
 from monai.inferers import SlidingWindowInferer
 from monai.networks.nets import UNet
 from monai.transforms import Compose, Orientation, Spacing
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -28,20 +27,20 @@ from monai_saliency.targets import BoundTarget, ClassScore, RegionScore, Target
 LOGIT = ClassScore([1], "none")
 
 
-class Classifier(torch.nn.Module):
+class Classifier(nn.Module):
     """Nonlinear, with batch normalisation and dropout, so that its mode shows."""
 
     def __init__(self, dims: int = 2, channels: int = 1, classes: int = 3) -> None:
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            kind = (torch.nn.Conv2d, torch.nn.Conv3d)[dims - 2]
-            norm = (torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)[dims - 2]
+            kind = (nn.Conv2d, nn.Conv3d)[dims - 2]
+            norm = (nn.BatchNorm2d, nn.BatchNorm3d)[dims - 2]
             self.conv = kind(channels, 4, 3, padding=1)
             self.norm = norm(4)
-            self.dropout = torch.nn.Dropout(0.5)
-            self.head = torch.nn.Linear(4 * 2**dims, classes)
-        self.pool = (torch.nn.AdaptiveAvgPool2d, torch.nn.AdaptiveAvgPool3d)[dims - 2](2)
+            self.dropout = nn.Dropout(0.5)
+            self.head = nn.Linear(4 * 2**dims, classes)
+        self.pool = (nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[dims - 2](2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         features = self.pool(torch.tanh(self.norm(self.conv(x))))
@@ -150,9 +149,7 @@ class TestWhatTheNetworkSees:
 class TestSameMap:
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-    def test_for_any_division_of_the_work(
-        self, method: Callable[..., PerturbationInferer], shape: tuple[int, ...], dtype: torch.dtype, tolerance: float
-    ) -> None:
+    def test_for_any_division_of_the_work(self, method: Any, shape: Any, dtype: torch.dtype, tolerance: float) -> None:
         """Batch sizes 1, 7, 64, and images one by one or together."""
         network, inputs = Classifier(len(shape)).to(dtype).eval(), images(3, 1, *shape, dtype=dtype)
         target = ClassScore("all", "softmax")
@@ -290,9 +287,7 @@ class TestExplain:
     def test_explanation(self) -> None:
         network, inputs = Classifier().eval(), images(2, 1, 9, 8)
         target = ClassScore([2, 0], "softmax")
-        explanations = rise(6, 3, target=target, mask_batch_size=4).explain(
-            inputs, network, cases=[Case("a"), Case("b")]
-        )
+        explanations = rise(6, 3, target=target, mask_batch_size=4).explain(inputs, network, names=["a", "b"])
         maps = rise(6, 3, target=target, mask_batch_size=4)(inputs, network)
         with torch.no_grad():
             for i, (explanation, image) in enumerate(zip(explanations, inputs, strict=True)):
@@ -338,10 +333,7 @@ def test_law_3_memory_does_not_grow_with_the_number_of_masks(method: Callable[..
     for settings in (
         ({"num_masks": 400}, {"num_masks": 800})
         if method is rise
-        else (
-            {"window_size": 4, "stride": (3, 3, 2)},
-            {"window_size": 4, "stride": (2, 3, 2)},
-        )
+        else ({"window_size": 4, "stride": (3, 3, 2)}, {"window_size": 4, "stride": (2, 3, 2)})
     ):
         explain = method(**settings, target=ClassScore([0], "none"), mask_batch_size=8)
         assert len(explain.masks.bind(image[0])) >= 200
@@ -394,13 +386,9 @@ class TestErrors:
         with pytest.raises(CaseError, match=r"case ct_2: `window_size` .* is larger than"):
             sliding_window(10, target=LOGIT).explain(images(1, 1, 9, 8), Classifier(), cases=[Case("ct_2")])
         with pytest.raises(CaseError, match="case ct_2: `value` must be one number or one per channel"):
-            rise(4, target=LOGIT, fill=ConstantFill([1, 2])).explain(
-                images(1, 1, 9, 8), Classifier(), cases=[Case("ct_2")]
-            )
+            rise(4, target=LOGIT, fill=ConstantFill([1, 2])).explain(images(1, 1, 9, 8), Classifier(), names=["ct_2"])
         with pytest.raises(CaseError, match=r"case ct_2: `fill` gave shape \(1, 9, 4\) for an image of \(1, 9, 8\)"):
-            rise(4, target=LOGIT, fill=lambda x: x[..., :4]).explain(
-                images(1, 1, 9, 8), Classifier(), cases=[Case("ct_2")]
-            )
+            rise(4, target=LOGIT, fill=lambda x: x[..., :4]).explain(images(1, 1, 9, 8), Classifier(), names=["ct_2"])
         wrong = Seen()
         wrong.of = lambda image, masks: image  # type: ignore[method-assign]
         with pytest.raises(
@@ -421,12 +409,8 @@ def test_patches_are_not_remembered_under_a_fill_that_depends_on_the_mask(caplog
 def test_exported_networks_are_explained_like_the_original(kind: str) -> None:
     """Law 8: any callable; a frozen module has no mode."""
     torch.manual_seed(0)
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 4, 3),
-        torch.nn.ReLU(),
-        torch.nn.AdaptiveAvgPool2d(1),
-        torch.nn.Flatten(),
-        torch.nn.Linear(4, 2),
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
     ).eval()
     image = images(1, 12, 10)[None].float()
     batch = image.repeat(3, 1, 1, 1)

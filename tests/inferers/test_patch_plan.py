@@ -1,5 +1,5 @@
-from __future__ import annotations
-
+import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -7,23 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.estimators import by_coalitions
 from helpers.patches import WHOLE, Coupled, Network, blocks, images, patch_boxes, planned
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from monai.inferers import SlidingWindowInferer
 
-from monai_saliency.cases import Case
+import monai_saliency as ms
 from monai_saliency.estimators.occlusion import OcclusionScoring
-from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_case import find_touches, find_trims
-from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
+from monai_saliency.inferers.patch_memory import OutputMemory
 from monai_saliency.masks.base import Id, Masks
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks, HierarchicalMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.sliding_window import PatchWindowMasks, SlidingWindowMasks
-from monai_saliency.methods import sliding_window
-from monai_saliency.targets import RegionScore
 from monai_saliency.utils.patch_grid import PatchGrid
 
 
@@ -48,22 +45,22 @@ class TestCounted:
     @pytest.mark.parametrize(
         "masks", [SlidingWindowMasks(4, 3), SlidingWindowMasks(2, 5), RegionMasks(40), RegionMasks()]
     )
-    def test_patch_forwards_are_the_closed_form(
-        self, shape: tuple[int, ...], overlap: float, reach: str, masks: Masks
-    ) -> None:
+    def test_patch_forwards_are_the_closed_form(self, shape: Any, overlap: float, reach: str, masks: Masks) -> None:
         inferer = SlidingWindowInferer((6,) * len(shape), overlap=overlap)
         region = torch.zeros(shape)
         region[tuple(slice(3) if reach == "corner" else slice(None) for _ in shape)] = 1
         network, image, labels = Network(len(shape)), images(1, 1, *shape), blocks(shape, 4, 9)
-        explain = PerturbationInferer(masks, RegionScore(1, "softmax", region), OcclusionScoring(), inferer=inferer)
-        (explanation,) = explain.explain(image, network, cases=[Case("x", labels=labels)])
+        explain = ms.PerturbationInferer(
+            masks, ms.RegionScore(1, "softmax", region), OcclusionScoring(), inferer=inferer
+        )
+        (explanation,) = explain.explain(image, network, cases=[ms.Case("x", labels=labels)])
         expected = closed_form(masks.bind(image[0], labels=labels), inferer, region)
         # In batches of one, an unperturbed patch is looked at again at the end, and one patch has everything hidden.
         assert network.rows - 2 == explanation.num_forwards == expected
 
     def test_a_clinical_ct(self) -> None:
         """512 x 512 x 300, 96^3 patches, overlap 0.25, windows and strides of 32: at least 45 times fewer."""
-        explain = sliding_window(32, 32, target=WHOLE, inferer=SlidingWindowInferer((96, 96, 96)))
+        explain = ms.sliding_window(32, 32, target=WHOLE, inferer=SlidingWindowInferer((96, 96, 96)))
         counts = planned(explain.masks, explain.inferer, torch.empty(1, 512, 512, 300, device="meta"))
         # Windows and patches are products of intervals, so that what they touch is counted axis by axis.
         touched, patches_along, masks_along = 1, 1, 1
@@ -83,8 +80,8 @@ class TestCounted:
         region = torch.zeros(24, 24)
         region[:3, :3] = 1
         network, image = Network(2), images(1, 1, 24, 24)
-        explain = sliding_window(
-            4, 4, target=RegionScore(1, "softmax", region), inferer=SlidingWindowInferer((8, 8), overlap=0)
+        explain = ms.sliding_window(
+            4, 4, target=ms.RegionScore(1, "softmax", region), inferer=SlidingWindowInferer((8, 8), overlap=0)
         )
         (explanation,) = explain.explain(image, network)
         assert network.rows == 9 + 4 + 2  # a patch with everything hidden, and an unperturbed one again at the end
@@ -93,7 +90,7 @@ class TestCounted:
 
     def test_masks_of_several_cases_share_full_batches(self) -> None:
         network, inputs = Network(2), images(3, 1, 20, 20)
-        explain = sliding_window(
+        explain = ms.sliding_window(
             4, 4, target=WHOLE, inferer=SlidingWindowInferer((8, 8), sw_batch_size=7, overlap=0.5), mask_batch_size=4
         )
         explanations = explain.explain(inputs, network)
@@ -125,9 +122,6 @@ class TestCounted:
         assert all(set(starts[1:] % 4) <= {0} for starts in bound.starts)
 
 
-# test_patch_memory. ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes remembered after each output that was put."""
@@ -151,7 +145,7 @@ class Sized:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
 
-    def to(self, device: torch.device) -> Sized:
+    def to(self, device: torch.device) -> "Sized":
         return self
 
 
@@ -162,24 +156,24 @@ class TestBounded:
         shape = (40, 32)
         image, labels = images(1, 1, *shape), [blocks(shape, 8, 4)]
 
-        def coalitions(memory: PatchMemory | bool) -> Explanation:
+        def coalitions(memory: ms.PatchMemory | bool) -> ms.Explanation:
             inferer = SlidingWindowInferer((12, 12), 3, 0.5)
-            explain = PerturbationInferer(
+            explain = ms.PerturbationInferer(
                 RegionMasks(60), WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=8, patch_memory=memory
             )
-            return explain.explain(image, Coupled(2), cases=[Case("x", labels=labels[0])])[0]
+            return explain.explain(image, Coupled(2), cases=[ms.Case("x", labels=labels[0])])[0]
 
         expected = coalitions(True)
         everything = expected.num_forwards * 3 * 12**2 * 4
         used.clear()
-        explanation = coalitions(PatchMemory(0, everything // share))
+        explanation = coalitions(ms.PatchMemory(0, everything // share))
         assert torch.equal(explanation.scores, expected.scores)
         assert max(used) <= everything // share
         assert explanation.num_forwards > expected.num_forwards or share == 2
 
     def test_windows_need_little_more_than_the_unperturbed_outputs(self, used: list[int]) -> None:
         inferer = SlidingWindowInferer((8, 8), 3, 0.5)
-        explain = sliding_window(3, 1, target=WHOLE, inferer=inferer)
+        explain = ms.sliding_window(3, 1, target=WHOLE, inferer=inferer)
         (explanation,) = explain.explain(images(1, 1, 44, 28), Network(2))
         size = 3 * 8 * 8 * 4
         assert explanation.num_forwards > 2000
@@ -190,11 +184,8 @@ class TestBounded:
         """A sigmoid of one of three channels, in a region of a quarter of each patch."""
         region = torch.zeros(32, 32)
         region[4:8, 4:8] = 1
-        explain = sliding_window(
-            4,
-            2,
-            target=RegionScore(1, "sigmoid", region),
-            inferer=SlidingWindowInferer((8, 8), overlap=0),
+        explain = ms.sliding_window(
+            4, 2, target=ms.RegionScore(1, "sigmoid", region), inferer=SlidingWindowInferer((8, 8), overlap=0)
         )
         explain.explain(images(1, 1, 32, 32), Network(2))
         whole = 16 * 3 * 8 * 8 * 4
@@ -204,7 +195,7 @@ class TestBounded:
     def test_the_device_first_and_then_the_host(self) -> None:
         """Where both are full, the least recently used of the host goes."""
         device, host = torch.device("cuda"), torch.device("cpu")
-        memory = OutputMemory(device, PatchMemory(device_bytes=20, host_bytes=30))
+        memory = OutputMemory(device, ms.PatchMemory(device_bytes=20, host_bytes=30))
         for slot in range(5):
             memory.put(slot, Sized(10))
         assert (list(memory), memory.used) == ([0, 1, 2, 3, 4], {device: 20, host: 30})
@@ -220,9 +211,7 @@ class TestBounded:
         assert (list(memory), memory.used) == ([1, 6, 7], {device: 20, host: 25})
 
 
-# How fine windows on the patch grid are where nobody says it: as fine as 50 predictions allow, or 40 in rounds. -------
-
-
+# How fine windows on the patch grid are where nobody says it: as fine as 50 predictions allow, or 40 in rounds.
 def empty(*shape: int) -> torch.Tensor:
     return torch.empty(1, *shape, device="meta")
 
@@ -242,9 +231,7 @@ def test_never_more_than_50_predictions(axes: list[tuple[int, int]], overlap: fl
     assert len(masks.bind(empty(*shape))) > 1
 
 
-# Windows in rounds: which are scored depends on the scores, here those of a sum over made-up evidence. ----------------
-
-
+# Windows in rounds: which are scored depends on the scores, here those of a sum over made-up evidence.
 def in_rounds(
     inferer: SlidingWindowInferer, evidence: np.ndarray, levels: int = 4
 ) -> tuple[BoundHierarchicalMasks, list[int], float]:
@@ -299,3 +286,209 @@ def test_never_more_than_40_predictions_in_rounds(axes: list[tuple[int, int]], o
     bound, ids, price = in_rounds(SlidingWindowInferer(roi, overlap=overlap), evidence, levels)
     assert price <= 40
     assert len(ids) > len(bound.first_round()) > 1
+
+
+# Shapley values of sliding-window models: equal to whole images, from the patches that there are, and no more.
+# Shape, patch, edge of the cubes, and players with the background.
+CASES: list[tuple[tuple[int, ...], tuple[int, ...], int, int]] = [
+    ((24, 20), (12, 12), 5, 10),
+    ((14, 12, 10), (8, 8, 8), 5, 8),
+]
+
+# Ten players side by side, few of which meet in patches of eight voxels.
+STRIPES = (torch.arange(40) // 4)[None, :, None].expand(1, 40, 8)
+
+
+class Wide(Network):
+    """Each voxel's output depends on all voxels of its patch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + 4 * x.flatten(1).mean(dim=1).reshape(-1, *[1] * (x.ndim - 1)))
+
+
+def players_of(labels: torch.Tensor, background: bool = True) -> list[int]:
+    found: list[int] = labels.unique().tolist()
+    return [label for label in found if label or background]
+
+
+def patches_at_most(labels: torch.Tensor, inferer: SlidingWindowInferer, read: Sequence[int] | None = None) -> int:
+    """The sum over patches (those that are read) of 2^(players in the patch); one of each set is unperturbed."""
+    boxes = PatchGrid(inferer, labels.shape[1:]).boxes
+    sets = [2 ** len(labels[0][box].unique()) for box in boxes]
+    chosen = range(len(boxes)) if read is None else read
+    return sum(sets[patch] for patch in chosen) + len(boxes) - len(chosen)
+
+
+def distinct(shape: tuple[int, ...], size: int, players: int) -> torch.Tensor:
+    """A label map with so many players, some of them of several cubes."""
+    drawn = (blocks(shape, size, 2 * players, seed) for seed in range(500))
+    return next(found for found in drawn if len(found.unique()) == players and bool((found == 0).any()))
+
+
+@pytest.mark.parametrize(("shape", "roi", "size", "players"), CASES)
+def test_as_whole_images_from_no_more_patches_than_there_are(shape: Any, roi: Any, size: int, players: int) -> None:
+    regions, network = distinct(shape, size, players), Wide(len(shape)).double()
+    image, inferer = images(1, 1, *shape, dtype=torch.float64), SlidingWindowInferer(roi, 4, 0.5)
+    case = ms.Case("a", labels=regions)
+    explain = ms.shapley(target=WHOLE, inferer=inferer)
+    network.rows = 0
+    (found,) = explain.explain(image, network, cases=[case])
+    values = ms.shapley_values(found)
+    assert values.players == players_of(regions)
+    assert values.standard_error is None
+    most = patches_at_most(regions, inferer)
+    assert found.num_forwards <= most
+    # Beside them go rows that fill a batch, and looks at rows alone.
+    assert network.rows <= most + 20 * inferer.sw_batch_size
+    every = explain.replace(masks=ms.CoalitionMasks())
+    (enumerated,) = every.explain(image, network, cases=[case])
+    assert len(enumerated.scores) == 2 ** len(values.players) - 1 >= len(found.scores)
+    assert enumerated.num_forwards <= most
+    (whole,) = every.replace(patch_memory=False).explain(image, network, cases=[case])
+    assert whole.num_forwards == 2 ** len(values.players)
+    for other in (enumerated, whole):
+        torch.testing.assert_close(ms.shapley_values(other).values, values.values, rtol=0, atol=1e-12)
+        torch.testing.assert_close(other.saliency, found.saliency, rtol=0, atol=1e-12)
+    fill = torch.zeros_like(image)
+    bound = found.target
+    lost = bound(inferer(image, network)) - bound(inferer(fill, network))
+    assert float(values.values.sum()) == pytest.approx(float(lost), abs=1e-12)
+    assert float(values.values.abs().max()) > 1e-4
+
+
+def by_cells(
+    regions: torch.Tensor, inferer: SlidingWindowInferer, network: Any, image: torch.Tensor, target: Any
+) -> dict[int, float]:
+    """The definition, once for each cell: the game of what its voxels add to the score, run as whole images."""
+    shape = regions.shape[1:]
+    boxes = PatchGrid(inferer, shape).boxes
+    cells: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for voxel in itertools.product(*map(range, shape)):
+        over = tuple(
+            number
+            for number, box in enumerate(boxes)
+            if all(side.start <= at < side.stop for side, at in zip(box, voxel, strict=True))
+        )
+        cells.setdefault(over, []).append(voxel)
+    values = dict.fromkeys(players_of(regions), 0.0)
+    probabilities: dict[frozenset[int], torch.Tensor] = {}
+    for over, voxels in cells.items():
+        players = sorted(set().union(*(regions[0][boxes[number]].unique().tolist() for number in over)))
+        places = tuple(np.array(voxels).T)
+
+        @functools.cache
+        def game(kept: frozenset[int], players: Any = players, places: Any = places) -> float:
+            hidden = frozenset(players) - kept
+            if hidden not in probabilities:
+                gone = torch.from_numpy(np.isin(regions.numpy(), list(hidden)))
+                output = inferer(torch.where(gone, torch.zeros_like(image), image), network)
+                probabilities[hidden] = output.softmax(dim=1)[0, 1] / regions.numel()
+            return float(probabilities[hidden][places].sum())
+
+        for player, value in by_coalitions(game, players).items():
+            values[player] += value
+    return values
+
+
+@pytest.mark.parametrize(("shape", "roi", "size", "labels"), [((16, 20), (8, 8), 6, 60)])
+def test_more_players_than_can_be_enumerated(shape: Any, roi: tuple[int, ...], size: int, labels: int) -> None:
+    regions, network = blocks(shape, size, labels, seed=5), Wide(len(shape)).double()
+    image, inferer = images(1, 1, *shape, dtype=torch.float64), SlidingWindowInferer(roi, 8, 0.5)
+    assert len(players_of(regions)) > 8
+    (found,) = ms.shapley(target=WHOLE, inferer=inferer).explain(image, network, cases=[ms.Case("a", labels=regions)])
+    with torch.no_grad():
+        expected = by_cells(regions, inferer, network, image, found.target)
+    assert ms.shapley_values(found).table() == pytest.approx(expected, abs=1e-12)
+    assert found.num_forwards <= patches_at_most(regions, inferer)
+
+
+def test_a_score_that_is_linear_is_a_sum_over_patches() -> None:
+    """Fewer coalitions, and the same values; a softmax of what is blended is not linear."""
+    inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Wide(2).double()
+    image, case = images(1, 1, 40, 8, dtype=torch.float64), ms.Case("a", labels=STRIPES)
+    logits, probabilities = ms.RegionScore(1, "none", "all"), ms.RegionScore(1, "softmax", "all")
+    explain, other = (ms.shapley(target=target, inferer=inferer) for target in (logits, probabilities))
+    (few,) = explain.explain(image, network, cases=[case])
+    (enumerated,) = explain.replace(masks=ms.CoalitionMasks(), patch_memory=False).explain(image, network, cases=[case])
+    torch.testing.assert_close(few.saliency, enumerated.saliency, rtol=0, atol=1e-12)
+    (more,) = other.explain(image, network, cases=[case])
+    assert max(len(meeting.players) for meeting in few.masks.meetings) == 2
+    assert max(len(meeting.players) for meeting in more.masks.meetings) == 3
+    assert few.num_forwards <= patches_at_most(STRIPES, inferer)
+    with pytest.raises(ValueError, match="it is not a sum over voxels"):
+        other.replace(masks=explain.masks).explain(image, network, cases=[case])
+
+
+@pytest.mark.slow
+def test_random_coalitions_share_patches() -> None:
+    """More coalitions cost no further patches once each set of the players in a patch was met."""
+    shape, inferer = (24, 20), SlidingWindowInferer((8, 8), 8, 0.5)
+    regions, network = blocks(shape, 5, 60, seed=5), Wide(2).double()
+    image, case = images(1, 1, *shape, dtype=torch.float64), ms.Case("a", labels=regions)
+    explain = ms.shapley(401, target=WHOLE, inferer=inferer)
+    (found,) = explain.explain(image, network, cases=[case])
+    assert found.num_forwards <= patches_at_most(regions, inferer)
+    (whole,) = explain.replace(patch_memory=False).explain(image, network, cases=[case])
+    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)
+    exact = ms.shapley_values(ms.shapley(target=WHOLE, inferer=inferer).explain(image, network, cases=[case])[0]).values
+    drawn = ms.shapley_values(found)
+    assert bool(((drawn.values - exact).abs() < 5 * drawn.standard_error + 1e-12).all())
+
+
+@pytest.mark.slow
+def test_too_many_players_in_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values are estimated from random coalitions of all players, which the explanation reports."""
+    shape, players = (24, 20), 12
+    regions, network = distinct(shape, 5, players), Wide(2).double()
+    image, inferer = images(1, 1, *shape, dtype=torch.float64), SlidingWindowInferer((12, 12), 16, 0.5)
+    case = ms.Case("a", labels=regions)
+    explain = ms.shapley(target=WHOLE, inferer=inferer)
+    (exact,) = explain.explain(image, network, cases=[case])
+    monkeypatch.setattr("monai_saliency.masks.coalition._MOST_ON_PATCHES", len(exact.scores) - 1)
+    (found,) = explain.explain(image, network, cases=[case])
+    values, known = ms.shapley_values(found), ms.shapley_values(exact)
+    assert "12 players were estimated from 120 random coalitions" in found.stopped
+    torch.testing.assert_close(values.values.sum(dim=0), known.values.sum(dim=0), rtol=0, atol=1e-12)
+    assert bool(((values.values - known.values).abs() <= 5 * values.standard_error + 1e-12).all())
+
+
+@pytest.mark.parametrize("region", ["label", "false_positive"])
+def test_true_and_false_positives(region: str) -> None:
+    """Means over voxels that a label has or has not, so that few coalitions decide them."""
+    inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Wide(2).double()
+    image, case = images(1, 1, 40, 8, dtype=torch.float64), ms.Case("a", labels=STRIPES)
+    target = ms.RegionScore(1, "softmax", region, label_values=[[2, 3, 4]])
+    explain = ms.shapley(target=target, inferer=inferer)
+    (found,) = explain.explain(image, network, cases=[case])
+    (whole,) = explain.replace(masks=ms.CoalitionMasks(), patch_memory=False).explain(image, network, cases=[case])
+    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)
+    assert len(found.scores) < len(whole.scores)
+    assert float(found.saliency.abs().max()) > 1e-4
+
+
+def test_channels_and_a_float32_network() -> None:
+    shape, inferer = (16, 14), SlidingWindowInferer((8, 8), 4, 0.5)
+    regions, network = blocks(shape, 6, 4, seed=2), Wide(2, channels=2)
+    image, case = images(1, 2, *shape), ms.Case("a", labels=regions)
+    explain = ms.shapley(per_channel=True, background=False, target=WHOLE, inferer=inferer)
+    (found,) = explain.explain(image, network, cases=[case])
+    (whole,) = explain.replace(masks=ms.CoalitionMasks(background=False, per_channel=True), patch_memory=False).explain(
+        image, network, cases=[case]
+    )
+    assert found.saliency.shape == (2, *shape)
+    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-6)
+    assert float(found.saliency.abs().max()) > 1e-3
+    assert bool((found.saliency[:, regions[0] == 0] == 0).all())
+
+
+@pytest.mark.slow
+def test_a_score_that_is_not_a_sum_is_enumerated() -> None:
+    """The Dice score divides by what all voxels sum to."""
+    inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Wide(2).double()
+    image = images(1, 1, 40, 8, dtype=torch.float64)
+    target, case = ms.DiceScore(1, "softmax"), ms.Case("a", labels=STRIPES)
+    explain = ms.shapley(target=target, inferer=inferer)
+    (found,) = explain.explain(image, network, cases=[case])
+    assert len(found.scores) == 2**10 - 1
+    (whole,) = explain.replace(patch_memory=False).explain(image, network, cases=[case])
+    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import math
 import re
@@ -18,27 +16,17 @@ from hypothesis import strategies as st
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
 
 import monai_saliency as ms
-from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
-from monai_saliency.fills.simple import BlurFill, ConstantFill, MeanFill
 from monai_saliency.inferers import nnunet
-from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.nnunet import NNUNetInferer
-from monai_saliency.inferers.patch_memory import PatchMemory
-from monai_saliency.masks.base import Masks
-from monai_saliency.masks.region import RegionMasks
-from monai_saliency.masks.rise import RISEMasks
-from monai_saliency.masks.sliding_window import SlidingWindowMasks
-from monai_saliency.methods import sliding_window
 from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.targets import BoundTarget, RegionScore, Target
+from monai_saliency.targets import BoundTarget, Target
 
 
 class PeakScore(Target):
     """No sum of voxels: the highest probability of each channel but the first, of the whole volume."""
 
-    def bind(self, reference_output: torch.Tensor, case: Case) -> BoundTarget:
+    def bind(self, reference_output: torch.Tensor, case: ms.Case) -> BoundTarget:
         return BoundPeakScore(reference_output.shape[1])
 
 
@@ -53,7 +41,7 @@ class BoundPeakScore(BoundTarget):
 class DriftScore(Target):
     """How far the output moves, on average: its bound form holds the unperturbed output itself."""
 
-    def bind(self, reference_output: torch.Tensor, case: Case) -> BoundTarget:
+    def bind(self, reference_output: torch.Tensor, case: ms.Case) -> BoundTarget:
         return BoundDriftScore(reference_output)
 
 
@@ -69,25 +57,25 @@ class BoundDriftScore(BoundTarget):
 class Keeper(Target):
     """Keeps the output of the unperturbed image."""
 
-    def bind(self, reference_output: torch.Tensor, case: Case) -> BoundTarget:
+    def bind(self, reference_output: torch.Tensor, case: ms.Case) -> BoundTarget:
         self.output = reference_output.clone()
         return WHOLE.bind(reference_output, case)
 
 
-def cases_of(labels: Sequence[torch.Tensor | None] | None) -> list[Case] | None:
-    return labels and [Case(f"case {i}", labels=each) for i, each in enumerate(labels)]
+def cases_of(labels: Sequence[torch.Tensor | None] | None) -> list[ms.Case] | None:
+    return labels and [ms.Case(f"case {i}", labels=each) for i, each in enumerate(labels)]
 
 
-def both(explain: PerturbationInferer, inputs: torch.Tensor, network: Any, **given: Any) -> list[list[Explanation]]:
+def both(explain: ms.PerturbationInferer, inputs: torch.Tensor, network: Any, **given: Any) -> Any:
     """What remembered patches give, and what whole images give."""
     ours = explain.explain(inputs, network, **given)
-    plain = PerturbationInferer(
+    plain = ms.PerturbationInferer(
         explain.masks, explain.target, explain.estimator, explain.fill, explain.inferer, 4, patch_memory=False
     )
     return [ours, plain.explain(inputs, network, **given)]
 
 
-def assert_same(results: list[list[Explanation]], tolerance: float) -> None:
+def assert_same(results: list[list[ms.Explanation]], tolerance: float) -> None:
     for ours, plain in zip(*results, strict=True):
         largest = float(torch.cat([plain.scores, plain.reference_scores[None]]).abs().max())
         assert ours.scores.dtype == plain.scores.dtype
@@ -117,9 +105,9 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     kind = draw(st.sampled_from(["window", "coalitions", "one region"]))
     if kind == "window":
         size = draw(st.integers(2, min(shape)))
-        masks: Masks = SlidingWindowMasks(size, draw(st.integers(size // 2 + 1, size + 3)))
+        masks: ms.masks.Masks = ms.masks.SlidingWindowMasks(size, draw(st.integers(size // 2 + 1, size + 3)))
     else:
-        masks = RegionMasks(10 if kind == "coalitions" else None, draw(st.sampled_from([0.2, 0.5, 0.9])))
+        masks = ms.masks.RegionMasks(10 if kind == "coalitions" else None, draw(st.sampled_from([0.2, 0.5, 0.9])))
     activation = draw(st.sampled_from(["softmax", "sigmoid", "none"]))
     region = draw(st.sampled_from(["predicted", "all", "label", "peak", "drift"]))
     if region in ("peak", "drift"):
@@ -129,21 +117,20 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
         if region == "label":
             assume(bool(given_region.any()))
         # Of one channel alone, or of all in another order.
-        channels = draw(st.sampled_from([[1], [2, 0, 1]]))
-        target = RegionScore(channels, activation, given_region)
+        target = ms.RegionScore(draw(st.sampled_from([[1], [2, 0, 1]])), activation, given_region)
     return {
         "shape": shape,
         "count": draw(st.integers(1, 2)),
         "dtype": draw(st.sampled_from([torch.float32, torch.float64])),
         "labels": blocks(shape, draw(st.integers(2, 5)), draw(st.integers(2, 6))),
-        "explain": PerturbationInferer(
+        "explain": ms.PerturbationInferer(
             masks,
             target,
             OcclusionScoring(),
-            fill=draw(st.sampled_from([None, ConstantFill(1.5), MeanFill(), BlurFill(1.0)])),
+            fill=draw(st.sampled_from([None, ms.ConstantFill(1.5), ms.MeanFill(), ms.BlurFill(1.0)])),
             inferer=inferer,
             mask_batch_size=draw(st.integers(1, 5)),
-            patch_memory=draw(st.sampled_from([True, PatchMemory(0, 0), PatchMemory(0, 6000)])),
+            patch_memory=draw(st.sampled_from([True, ms.PatchMemory(0, 0), ms.PatchMemory(0, 6000)])),
         ),
     }
 
@@ -158,19 +145,19 @@ def test_scores_are_those_of_whole_images(problem: dict[str, Any]) -> None:
     network = Network(len(shape)).to(problem["dtype"])
     inputs = images(problem["count"], 1, *shape, dtype=problem["dtype"])
     labels = [problem["labels"]] * problem["count"]
-    assume(not isinstance(explain.target, RegionScore) or _binds(explain, inputs, network))
+    assume(not isinstance(explain.target, ms.RegionScore) or _binds(explain, inputs, network))
     results = both(explain, inputs, network, cases=cases_of(labels))
     assert_same(results, 1e-5 if problem["dtype"] == torch.float32 else 1e-9)
     # Patches were run, not images.
     assert results[0][0].num_forwards >= len(patch_boxes(explain.inferer, shape)[0])
 
 
-def _binds(explain: PerturbationInferer, inputs: torch.Tensor, network: Network) -> bool:
+def _binds(explain: ms.PerturbationInferer, inputs: torch.Tensor, network: Network) -> bool:
     with torch.no_grad():
         outputs = explain.inferer(inputs, network)
     for i, image in enumerate(inputs):
         try:
-            explain.target.bind(outputs[i : i + 1], Case("case", image, i))
+            explain.target.bind(outputs[i : i + 1], ms.Case("case", image, i))
         except ValueError:
             return False  # an empty region
     return True
@@ -182,7 +169,7 @@ class TestExact:
     def test_the_unperturbed_output_is_the_inferers(self, shape: tuple[int, ...], mode: str) -> None:
         inferer = SlidingWindowInferer((8,) * len(shape), overlap=0.6, mode=mode)
         network, image, target = Network(len(shape)).eval(), images(1, 1, *shape), Keeper()
-        sliding_window(4, target=target, inferer=inferer).explain(image, network)
+        ms.sliding_window(4, target=target, inferer=inferer).explain(image, network)
         with torch.no_grad():
             assert torch.equal(target.output, inferer(image, network))
 
@@ -201,7 +188,7 @@ class TestExact:
     )
     def test_other_inferers_of_the_same_arithmetic(self, inferer: SlidingWindowInferer, caplog: Any) -> None:
         network = Network(2 if isinstance(inferer, SliceInferer) else 3)
-        results = both(sliding_window(4, 3, target=WHOLE, inferer=inferer), images(2, 1, 9, 12, 10), network)
+        results = both(ms.sliding_window(4, 3, target=WHOLE, inferer=inferer), images(2, 1, 9, 12, 10), network)
         assert_same(results, 1e-5)
         assert not logged_warnings(caplog)
         assert results[0][0].num_forwards != results[1][0].num_forwards
@@ -215,24 +202,22 @@ class TestExact:
             "identity": lambda x: x,
             "double": lambda x: body(x).double(),
         }[kind]
-        target = RegionScore(0, "sigmoid", region="all")
+        target = ms.RegionScore(0, "sigmoid", region="all")
         inferer = SlidingWindowInferer((8, 8), 3, 0.5, mode="gaussian")
-        assert_same(both(sliding_window(4, 3, target=target, inferer=inferer), images(1, 1, 20, 13), network), 1e-5)
+        assert_same(both(ms.sliding_window(4, 3, target=target, inferer=inferer), images(1, 1, 20, 13), network), 1e-5)
 
     @pytest.mark.parametrize(("output", "wrap"), [("b", lambda x: {"a": x[:, :1], "b": x}), (1, lambda x: (-x, x))])
     def test_a_part_of_the_output(self, output: Any, wrap: Callable[[torch.Tensor], Any]) -> None:
         body, image = Network(2), images(1, 1, 20, 13)
         settings = {"target": WHOLE, "inferer": SlidingWindowInferer((8, 8), 3, 0.5)}
-        (part,) = sliding_window(4, 3, output=output, **settings).explain(image, lambda x: wrap(body(x)))
-        (alone,) = sliding_window(4, 3, **settings).explain(image, body)
+        (part,) = ms.sliding_window(4, 3, output=output, **settings).explain(image, lambda x: wrap(body(x)))
+        (alone,) = ms.sliding_window(4, 3, **settings).explain(image, body)
         assert torch.equal(part.scores, alone.scores)
         assert part.num_forwards == alone.num_forwards
 
     def test_arguments_reach_the_network(self) -> None:
-        def network(x: torch.Tensor, scale: float, *, shift: torch.Tensor) -> torch.Tensor:
-            return torch.cat([x, -x], dim=1) * scale + shift
-
-        explain = sliding_window(4, target=WHOLE, inferer=SlidingWindowInferer((8, 8)))
+        network = lambda x, scale, *, shift: torch.cat([x, -x], dim=1) * scale + shift  # noqa: E731
+        explain = ms.sliding_window(4, target=WHOLE, inferer=SlidingWindowInferer((8, 8)))
         image = images(1, 1, 20, 13)
         shift = torch.tensor(2.0)
         given = explain.explain(image, network, 3.0, shift=shift)[0]
@@ -257,16 +242,14 @@ class Stopping:
 
 
 class TestResume:
-    @pytest.mark.parametrize("masks", [SlidingWindowMasks(4, 3), RegionMasks(30)])
-    @pytest.mark.parametrize("memory", [True, PatchMemory(0, 4000)])
+    @pytest.mark.parametrize("masks", [ms.masks.SlidingWindowMasks(4, 3), ms.masks.RegionMasks(30)])
+    @pytest.mark.parametrize("memory", [True, ms.PatchMemory(0, 4000)])
     @pytest.mark.parametrize("share", [0, 0.6])
-    def test_a_stopped_run_goes_on_to_the_same_bits(
-        self, tmp_path: Path, masks: Masks, memory: PatchMemory | bool, share: float
-    ) -> None:
+    def test_a_stopped_run_goes_on_to_the_same_bits(self, tmp_path: Path, masks: Any, memory: Any, share: Any) -> None:
         """After a share of the masks' network batches; the network tells batches and places in them apart."""
         shape = (18, 15)
         inputs, labels = images(2, 1, *shape), [blocks(shape, 4, 9), blocks(shape, 5, 9)]
-        explain = PerturbationInferer(
+        explain = ms.PerturbationInferer(
             masks,
             WHOLE,
             OcclusionScoring(),
@@ -290,11 +273,11 @@ class TestResume:
         for explanation, whole in zip(explanations, expected, strict=True):
             assert torch.equal(explanation.scores, whole.scores)
             assert torch.equal(explanation.saliency, whole.saliency)
-        if done and isinstance(masks, SlidingWindowMasks) and memory is True:
+        if done and isinstance(masks, ms.masks.SlidingWindowMasks) and memory is True:
             assert explanations[0].num_forwards < expected[0].num_forwards
 
     def test_a_finished_case_costs_its_unperturbed_pass(self, tmp_path: Path) -> None:
-        explain = sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 2))
+        explain = ms.sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 2))
         image, network = images(1, 1, 20, 13), Network(2)
         store = ScoreStore(tmp_path)
         (first,) = explain.explain(image, network, stored=[store.open("a", "key")])
@@ -318,7 +301,7 @@ PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
         SlidingWindowInferer((8, 8, 8), with_coord=True),
         {"network": lambda x, where: torch.cat([x, -x], 1)},
     ),
-    "RISEMasks do not tell what they hide": (SlidingWindowInferer((8, 8, 8)), {"masks": RISEMasks(5, 3)}),
+    "RISEMasks do not tell what they hide": (SlidingWindowInferer((8, 8, 8)), {"masks": ms.masks.RISEMasks(5, 3)}),
     r"called with \['buffer_dim'\]": (SlidingWindowInferer((8, 8, 8)), {"call": {"buffer_dim": 0}}),
     "an argument of the network is an array": (
         SlidingWindowInferer((8, 8, 8), 2),
@@ -340,8 +323,8 @@ class TestFallback:
     def test_whole_images_where_exactness_cannot_be_told(self, reason: str, caplog: Any) -> None:
         inferer, more = PLAIN[reason]
         network = more.get("network") or Network(2 if isinstance(inferer, SliceInferer) else 3)
-        explain = PerturbationInferer(
-            more.get("masks", SlidingWindowMasks(4, 5)),
+        explain = ms.PerturbationInferer(
+            more.get("masks", ms.masks.SlidingWindowMasks(4, 5)),
             more.get("target", WHOLE),
             OcclusionScoring(),
             inferer=inferer,
@@ -358,19 +341,19 @@ class TestFallback:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("memory", [True, PatchMemory(20_000, 20_000)])
+@pytest.mark.parametrize("memory", [True, ms.PatchMemory(20_000, 20_000)])
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_on_a_gpu(memory: PatchMemory | bool, device: str | None) -> None:
+def test_on_a_gpu(memory: ms.PatchMemory | bool, device: str | None) -> None:
     inferer = SlidingWindowInferer((8, 8, 8), 3, 0.5, device=device)
-    explain = PerturbationInferer(
-        RegionMasks(40), WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=8, patch_memory=memory
+    explain = ms.PerturbationInferer(
+        ms.masks.RegionMasks(40), WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=8, patch_memory=memory
     )
     shape = (20, 16, 12)
     results = both(
         explain,
         images(1, 1, *shape, dtype=torch.float64).cuda(),
         Network(3).double().cuda(),
-        cases=[Case("x", labels=blocks(shape, 5, 20))],
+        cases=[ms.Case("x", labels=blocks(shape, 5, 20))],
     )
     assert_same(results, 1e-9)
 
@@ -378,20 +361,15 @@ def test_on_a_gpu(memory: PatchMemory | bool, device: str | None) -> None:
 @pytest.mark.parametrize(("value", "refused"), [(-1e9, True), (-1e6, True), (-1e4, False), (1e7, True)])
 def test_voxels_that_are_masked_by_a_large_value(value: float, refused: bool, caplog: Any) -> None:
     """A mask that brings an ordinary value back where -1e9 was must not leave -1e9's rounding there."""
-
-    def network(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, torch.where(x < 0.3, value, x.square())], 1)
-
+    network = lambda x: torch.cat([x, torch.where(x < 0.3, value, x.square())], 1)  # noqa: E731
     image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     inferer = SlidingWindowInferer((8, 8), sw_batch_size=3, overlap=0.5, mode="gaussian")
-    explain = sliding_window(4, 4, target=WHOLE, inferer=inferer, fill=ConstantFill(0.5))
+    explain = ms.sliding_window(4, 4, target=WHOLE, inferer=inferer, fill=ms.ConstantFill(0.5))
     assert_same(both(explain, image, network), 1e-4)
     assert ("lost in their rounding" in caplog.text) == refused
 
 
-# Masks in rounds under a sliding-window inferer, for targets that read a part of the image alone. ---------------------
-
-
+# Masks in rounds under a sliding-window inferer, for targets that read a part of the image alone.
 METHODS: dict[str, Callable[..., ms.PerturbationInferer]] = {
     "hierarchical": lambda **settings: ms.hierarchical_occlusion(levels=3, **settings),
     "focused": lambda **settings: ms.focused_rise(30, **settings),
@@ -446,9 +424,7 @@ def test_the_price_of_a_later_round(caplog: pytest.LogCaptureFixture) -> None:
     assert totals[-1] == str(found.num_forwards)
 
 
-# nnU-Net's patches weigh next to nothing in an image's outermost corners, where its sums in float16 lose logits. ------
-
-
+# nnU-Net's patches weigh next to nothing in an image's outermost corners, where its sums in float16 lose logits.
 SIZE, SHAPE = (8, 16, 16), (16, 32, 32)
 
 
@@ -494,12 +470,10 @@ def image() -> torch.Tensor:
 def explained(inferer: NNUNetInferer, prediction: torch.Tensor | None) -> Any:
     target = ms.RegionScore(1, "softmax", "all")
     explain = ms.sliding_window(SIZE, SIZE, target=target, inferer=inferer)
-    return explain.explain(image(), model(), cases=[Case("ct_7", prediction=prediction)])[0]
+    return explain.explain(image(), model(), cases=[ms.Case("ct_7", prediction=prediction)])[0]
 
 
-def test_patches_are_remembered_beside_nnunets_own_prediction(
-    inferer: NNUNetInferer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_patches_are_remembered_beside_nnunets_own_prediction(inferer: NNUNetInferer, caplog: Any) -> None:
     with torch.no_grad():
         prediction = inferer(image(), model())
     found = explained(inferer, prediction)

@@ -4,29 +4,15 @@ Images are ones, and windows of three voxels at steps of three tile them, so tha
 zeros, and the map of sliding-window occlusion is the exact drop of the score for each window alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from monai_saliency.cases import Case
+import monai_saliency as ms
 from monai_saliency.errors import CaseError
-from monai_saliency.methods import integrated_gradients, rise, sliding_window, smoothgrad
-from monai_saliency.networks.inputs import ArgumentInputs
-from monai_saliency.targets import (
-    ClassScore,
-    DetectionScore,
-    DiceScore,
-    EmbeddingSimilarity,
-    FieldSimilarity,
-    FunctionScore,
-    RegionScore,
-    RegressionScore,
-    Target,
-)
+from monai_saliency.targets import Target
 
 Box = tuple[Any, ...]
 SHAPES = {2: (12, 9), 3: (9, 12, 9)}
@@ -84,11 +70,11 @@ def check(
     """
     image = ones(dims) if image is None else image
     settings = {"target": target, **{key: given.pop(key) for key in ("inputs",) if key in given}}
-    (explanation,) = sliding_window(3, 3, mask_batch_size=5, **settings).explain(image, network, **given)
+    (explanation,) = ms.sliding_window(3, 3, mask_batch_size=5, **settings).explain(image, network, **given)
     by_hand = torch.stack([drawn(dims, values) for values in expected])
     torch.testing.assert_close(explanation.saliency, by_hand, rtol=0, atol=1e-6)
-    others = [rise(400, 4, **settings)] * with_rise
-    others += [integrated_gradients(40, **settings), smoothgrad(10, **settings)] * with_gradients
+    others = [ms.rise(400, 4, **settings)] * with_rise
+    others += [ms.integrated_gradients(40, **settings), ms.smoothgrad(10, **settings)] * with_gradients
     for method in others:
         (explanation,) = method.explain(image, network, **given)
         pool = (torch.nn.functional.avg_pool2d, torch.nn.functional.avg_pool3d)[dims - 2]
@@ -105,39 +91,37 @@ class TestOneTaskEach:
             return torch.stack([2 * cue(x, CUES[dims][0]), 3 * cue(x, CUES[dims][1]), -x.new_ones(len(x))], 1)
 
         drops = [torch.tensor(float(w)).sigmoid().item() - 0.5 for w in (2, 3)]
-        check(ClassScore("positive", "sigmoid"), network, dims, [{0: drops[0]}, {1: drops[1]}])
+        check(ms.ClassScore("positive", "sigmoid"), network, dims, [{0: drops[0]}, {1: drops[1]}])
 
     def test_regression(self, dims: int) -> None:
         network = lambda x: 40 + 25 * cue(x, CUES[dims][0]) - 10 * cue(x, CUES[dims][1])  # noqa: E731
-        check(RegressionScore(names=["age (years)"]), network, dims, [{0: 25.0, 1: -10.0}])
+        check(ms.RegressionScore(names=["age (years)"]), network, dims, [{0: 25.0, 1: -10.0}])
 
     def test_segmentation_by_component(self, dims: int) -> None:
         drops = [torch.tensor(float(w)).sigmoid().item() - 0.5 for w in (2, 3)]
-        check(RegionScore(0, "sigmoid", components=5), two_structures, dims, [{0: drops[0]}, {1: drops[1]}])
+        check(ms.RegionScore(0, "sigmoid", components=5), two_structures, dims, [{0: drops[0]}, {1: drops[1]}])
 
     def test_label_and_false_positive(self, dims: int) -> None:
         """The label has the first structure only; the second is segmented by mistake."""
-
-        def network(x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([torch.zeros_like(x), two_structures(x)], 1)
-
+        network = lambda x: torch.cat([torch.zeros_like(x), two_structures(x)], 1)  # noqa: E731
         labels = torch.zeros(1, *SHAPES[dims])
         labels[:, 6:8, 0:3] = 1
-        check(RegionScore(1, "none", "label"), network, dims, [{0: 2.0}], cases=[Case("x", labels=labels)])
-        check(RegionScore(1, "none", "false_positive"), network, dims, [{1: 3.0}], cases=[Case("x", labels=labels)])
+        check(ms.RegionScore(1, "none", "label"), network, dims, [{0: 2.0}], cases=[ms.Case("x", labels=labels)])
+        check(
+            ms.RegionScore(1, "none", "false_positive"), network, dims, [{1: 3.0}], cases=[ms.Case("x", labels=labels)]
+        )
 
     def test_segmentation_on_a_coarser_grid(self, dims: int) -> None:
         """The output has a third of the image's voxels along each axis, the map all of them."""
 
         def network(x: torch.Tensor) -> torch.Tensor:
-            coarse = x[(..., *[slice(1, None, 3)] * dims)]
-            logits = -torch.ones_like(coarse)
+            logits = -torch.ones_like(x[(..., *[slice(1, None, 3)] * dims)])
             logits[:, :, 2, 0] = (2 * cue(x, CUES[dims][0])).reshape(-1, 1, *[1] * (dims - 2))
             return logits
 
         region = torch.zeros(SHAPES[dims])
         region[6:9, 0:3] = 1
-        check(RegionScore(0, "none", region), network, dims, [{0: 2.0}])
+        check(ms.RegionScore(0, "none", region), network, dims, [{0: 2.0}])
 
     def test_dice(self, dims: int) -> None:
         """Hiding the first cue halves the probabilities inside: Dice falls from 1 to 2 * 0.5 / 1.5."""
@@ -147,7 +131,7 @@ class TestOneTaskEach:
             probabilities[:, :, 6:8] = by_case(0.5 + 0.5 * cue(x, CUES[dims][0]), dims)
             return torch.cat([1 - probabilities, probabilities], 1)
 
-        check(DiceScore(1, "none", smooth=0), network, dims, [{0: 1 - 2 / 3}])
+        check(ms.DiceScore(1, "none", smooth=0), network, dims, [{0: 1 - 2 / 3}])
 
     def test_detection(self, dims: int) -> None:
         """Two boxes, each found for as much as its cue is there, and the second moves by half without the first cue."""
@@ -164,21 +148,21 @@ class TestOneTaskEach:
             return found
 
         # Numbers of Python have no derivative.
-        check(DetectionScore(0.5), network, dims, [{0: 0.9}, {0: 0.4, 1: 0.8}], with_gradients=False)
+        check(ms.DetectionScore(0.5), network, dims, [{0: 0.9}, {0: 0.4, 1: 0.8}], with_gradients=False)
         with pytest.raises(CaseError, match="needs the derivative of the score"):
-            integrated_gradients(3, target=DetectionScore(0.5))(ones(dims), network)
+            ms.integrated_gradients(3, target=ms.DetectionScore(0.5))(ones(dims), network)
 
     def test_embedding(self, dims: int) -> None:
         """Without the first cue (3, 4) becomes (0, 4), of cosine 0.8; without the second (3, 0), of cosine 0.6."""
         network = lambda x: torch.stack([3 * cue(x, CUES[dims][0]), 4 * cue(x, CUES[dims][1])], 1)  # noqa: E731
         # The cosine forgets the embedding's length, so hiding half of both cues costs nothing: no sum over cues.
-        check(EmbeddingSimilarity(), network, dims, [{0: 0.2, 1: 0.4}], with_rise=False, with_gradients=False)
-        check(EmbeddingSimilarity("distance"), network, dims, [{0: 3.0, 1: 4.0}], with_gradients=False)
+        check(ms.EmbeddingSimilarity(), network, dims, [{0: 0.2, 1: 0.4}], with_rise=False, with_gradients=False)
+        check(ms.EmbeddingSimilarity("distance"), network, dims, [{0: 3.0, 1: 4.0}], with_gradients=False)
 
     def test_nearness_to_a_query(self, dims: int) -> None:
         """Another image's embedding lies at (0, 4): the first cue keeps this one away from it, the second near."""
         network = lambda x: torch.stack([3 * cue(x, CUES[dims][0]), 4 * cue(x, CUES[dims][1])], 1)  # noqa: E731
-        target = EmbeddingSimilarity("distance", torch.tensor([0.0, 4.0]))
+        target = ms.EmbeddingSimilarity("distance", torch.tensor([0.0, 4.0]))
         # At the image the distance does not depend on the second cue, which lies on the query.
         check(target, network, dims, [{0: -3.0, 1: 2.0}], with_gradients=False)
 
@@ -190,10 +174,10 @@ class TestOneTaskEach:
             field[:, :1, :3] = 3 * by_case(cue(moving * fixed, CUES[dims][0]), dims)
             return field
 
-        given: dict[str, Any] = {"inputs": ArgumentInputs(perturb=1), "with_gradients": False}
-        check(FieldSimilarity(), network, dims, [{0: 9 / SHAPES[dims][0]}], (ones(dims), ones(dims)), **given)
+        given: dict[str, Any] = {"inputs": ms.ArgumentInputs(perturb=1), "with_gradients": False}
+        check(ms.FieldSimilarity(), network, dims, [{0: 9 / SHAPES[dims][0]}], (ones(dims), ones(dims)), **given)
 
     def test_function(self, dims: int) -> None:
-        target = FunctionScore(lambda output: output["a"] - output["b"], ["contrast"])
+        target = ms.FunctionScore(lambda output: output["a"] - output["b"], ["contrast"])
         network = lambda x: {"a": 2 * cue(x, CUES[dims][0]), "b": cue(x, CUES[dims][1])}  # noqa: E731
         check(target, network, dims, [{0: 2.0, 1: -1.0}])

@@ -1,7 +1,5 @@
 """Temperatures by the hidden share (ReCalX, arXiv 2511.10439): the fit, what it does to scores, and its laws."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from monai_saliency.engines import CohortEvaluator
 from monai_saliency.handlers import SaliencyHandler
 from monai_saliency.inferers import recalibrated
 from monai_saliency.metrics import Deletion
-from monai_saliency.networks import Ensemble
 from monai_saliency.storage.key import Unfingerprintable
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets.recalibrated import STRENGTHS, fit_temperature
@@ -113,7 +110,7 @@ def test_scores_by_a_slow_computation() -> None:
         assert float(found.scores[row, 0]) == pytest.approx(float(wanted), rel=1e-5)
     assert float(found.reference_scores) == float(network(image).softmax(1)[0, 1])
     assert found.quantities[0].words.startswith("recalibrated softmax probability")
-    both = Ensemble([network, network])
+    both = ms.Ensemble([network, network])
     torch.testing.assert_close(explain.explain(image, both)[0].scores, found.scores)
     unfitted = explain.replace(target=ms.Recalibrated(SOFTMAX))
     assert fitted(unfitted, both).target.temperatures == fitted(unfitted, network).target.temperatures
@@ -135,8 +132,7 @@ def test_shapley_and_curves_end_at_the_softened_fill() -> None:
     filled = network(torch.full_like(image, 0.3))
     hidden = (filled / 2).softmax(1)[0, 1]
     labels = torch.arange(4).reshape(1, 1, 2, 2).repeat_interleave(4, 2).repeat_interleave(4, 3)
-    explain = ms.shapley(target=target, fill=fill)
-    (found,) = explain.explain(image, network, labels=labels)
+    (found,) = ms.shapley(target=target, fill=fill).explain(image, network, labels=labels)
     assert float(found.hidden_scores) == pytest.approx(float(filled.softmax(1)[0, 1]))  # what the fill leaves
     assert float(found.saliency[0, ::4, ::4].sum()) == pytest.approx(float(found.reference_scores - hidden), abs=1e-5)
     curve = Deletion(ms.rise(9, target=target, fill=fill), network, steps=4).curves(image, image)[0][0]
@@ -165,8 +161,7 @@ def test_a_cohort_is_fitted_once_and_again_for_another_network(tmp_path: Path) -
 
     first, maps = run(tmp_path / "a", [0, 1, 2])
     for range_file in (tmp_path / "a").rglob("0-30.npy"):
-        kept = np.load(range_file)
-        assert len(kept) == 30
+        assert len(np.load(range_file)) == 30
     assert first.temperatures == fitted(explain, network, 3).target.temperatures
     resumed, again = run(tmp_path / "a", [2])
     assert resumed.temperatures == first.temperatures

@@ -1,9 +1,9 @@
 """Masks in rounds: later masks are chosen by earlier scores, and nothing else decides them."""
 
-from __future__ import annotations
-
 import logging
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +13,14 @@ from helpers.two_rounds import TwoRounds, two_rounds
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.cases import Case
 from monai_saliency.data import PerturbedImages
 from monai_saliency.distributed import MasksOverDevices
 from monai_saliency.distributed.process_group import MasksOverRanks
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers import merged
-from monai_saliency.inferers.rounds import batch_size, rows_in_batch
+from monai_saliency.inferers import progress as module
+from monai_saliency.inferers.progress import Progress, following
+from monai_saliency.inferers.rounds import Plan, batch_size, rows_in_batch
 from monai_saliency.masks import ChannelMasks
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import ScoreStore
@@ -117,7 +118,7 @@ def test_a_stopped_run_goes_on_in_its_round(stop: int, tmp_path: Path) -> None:
 
     def run(network: Spots) -> ms.Explanation:
         stored = [ScoreStore(tmp_path).open("case", "key")]
-        return explain(2).explain(images(), network, cases=[Case("case")], stored=stored)[0]
+        return explain(2).explain(images(), network, cases=[ms.Case("case")], stored=stored)[0]
 
     (expected,) = explain(2).explain(images(), Spots())
     with pytest.raises(KeyboardInterrupt):
@@ -217,9 +218,7 @@ def test_a_round_that_asks_for_nothing_new_is_the_end(asked: list[int], monkeypa
     assert not state.next_round()
 
 
-# How rows are cut into batches, and what a round is reported to cost. ------------------------------------------------
-
-
+# How rows are cut into batches, and what a round is reported to cost.
 @pytest.mark.parametrize(
     ("setting", "size", "expected"), [(4, 8, 4), (100, 8, 65), ("auto", 8, 16), ("auto", 2048, 4), (1, 2048, 1)]
 )
@@ -240,3 +239,79 @@ def test_a_round_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "monai_saliency"):
         ms.rise(64, 2, target=TARGET).explain(images(), Spots(), names=["ct_7"])
     assert caplog.messages == ["ct_7: 65 forwards, up to 0 more masks later"]
+
+
+# What is shown of a run: a price, a line or a bar.
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def cases(*names: str, at_most: int = 100) -> list[Any]:
+    """Cases of 100 masks in rounds, and an unperturbed image, of which 41 rows are planned first."""
+    masks = SimpleNamespace(in_rounds=True, at_most=at_most)
+    return [SimpleNamespace(case=SimpleNamespace(name=name), masks=masks, num_rows=41) for name in names]
+
+
+def test_lines_without_a_terminal(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    """The price once, then a line after two seconds and each minute, with the time that is left."""
+    shown = Progress(10)
+    shown.begin(Plan(41), cases("a"), 0)
+    shown.begin(Plan(60), cases("a"), 1)
+    clock.now = 1.0
+    shown.advance(1)  # warms up
+    for _ in range(10):
+        clock.now += 1
+        shown.advance(4)
+    assert capsys.readouterr().err.splitlines() == [
+        "10 cases, up to 101 forwards each: up to 1010 in all",
+        # 1005 forwards are left after 4 in a second.
+        "case 1 of 10, a: 5 of about 1010 forwards, about 0:04:11 left",
+    ]
+    shown.end(1)
+    shown.begin(Plan(41), cases("b"), 0)
+    clock.now = 62.0
+    shown.advance(9)  # 41 forwards a case: 410 in all, 49 of 50 since the first in 61 s
+    assert capsys.readouterr().err == "case 2 of 10, b: 50 of about 410 forwards, about 0:07:28 left\n"
+
+
+@pytest.mark.parametrize(
+    ("setting", "seconds", "bar"), [(True, 1, True), (None, 4, False), (None, 6, True), (False, 9, False)]
+)
+def test_a_bar_on_a_terminal(
+    setting: bool | None, seconds: float, bar: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """None waits for five seconds; warnings do not break it."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    with following(setting) as shown:
+        shown.begin(Plan(41), cases("a"), 0)
+        shown.advance(1)
+        clock.now = seconds
+        shown.advance(20)
+        assert (shown._bar is not None) == bar
+        if bar:
+            assert (shown._bar.n, shown._bar.total, shown._bar.desc) == (21, 101, "a: ")
+            logging.getLogger("monai_saliency").warning("careful")
+            assert "careful" in capsys.readouterr().err
+    assert shown._bar is None
+
+
+def test_an_inferer_shows_nothing_in_a_log_file_unless_it_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    images, network = torch.rand(1, 1, 8, 8), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+    ms.rise(20, target=ms.ClassScore([0], "softmax"))(images, network)
+    ms.rise(20, target=ms.ClassScore([0], "softmax"), progress=False)(images, network)
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(ValueError, match="`progress` must be True, False or None, got 'yes'"):
+        ms.rise(20, progress="yes")

@@ -1,7 +1,5 @@
 """Rows of the first batch, against their images alone and against what an evaluator predicted."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,6 @@ from helpers.warned import logged_warnings
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.cases import Case
 from monai_saliency.distributed.process_group import MasksOverRanks
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.sharing import merged
@@ -32,7 +29,7 @@ def images(count: int = 1) -> torch.Tensor:
     return torch.rand(count, 1, 12, 10, generator=torch.Generator().manual_seed(1))
 
 
-def windows(batch: int = BATCH, target: ms.Target = TARGET, **settings: Any) -> ms.PerturbationInferer:
+def windows(batch: int = BATCH, target: ms.targets.Target = TARGET, **settings: Any) -> ms.PerturbationInferer:
     return ms.sliding_window(4, 3, target=target, mask_batch_size=batch, **settings)
 
 
@@ -41,9 +38,7 @@ def patches(batch: int = BATCH, sw_batch_size: int = 3, memory: bool = True) -> 
     return windows(batch, REGION, inferer=inner, patch_memory=memory)
 
 
-# Rows that depend on each other. --------------------------------------------------------------------------------------
-
-
+# Rows that depend on each other.
 @pytest.mark.parametrize(("coupling", "count"), [*((each, 1) for each in COUPLINGS), ("one answer for the batch", 3)])
 def test_images_go_through_one_at_a_time(coupling: str, count: int, caplog: pytest.LogCaptureFixture) -> None:
     """The map is that of images which go through alone, to the bit, and the log shows both figures, once."""
@@ -87,7 +82,7 @@ def by_batch_maximum(x: torch.Tensor) -> torch.Tensor:
     return classify(x / x.amax())
 
 
-def rise(batch: int = BATCH, target: ms.Target = TARGET, **settings: Any) -> ms.PerturbationInferer:
+def rise(batch: int = BATCH, target: ms.targets.Target = TARGET, **settings: Any) -> ms.PerturbationInferer:
     return ms.rise(30, 3, target=target, mask_batch_size=batch, **settings)
 
 
@@ -97,7 +92,7 @@ def test_a_perturbed_row_is_compared_too(caplog: pytest.LogCaptureFixture) -> No
     assert torch.equal(found, rise(1)(images(3), by_batch_maximum))
     assert "a perturbed image (row " in caplog.text
     prediction = by_batch_maximum(images())
-    (found,) = rise().explain(images(), by_batch_maximum, cases=[Case("ct", prediction=prediction)])
+    (found,) = rise().explain(images(), by_batch_maximum, cases=[ms.Case("ct", prediction=prediction)])
     assert torch.equal(found.saliency, rise(1)(images(), by_batch_maximum)[0])
 
 
@@ -142,9 +137,6 @@ def test_held_inputs_follow_their_images() -> None:
     assert torch.equal(found, expected)
 
 
-# Patches. -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("coupling", [*COUPLINGS, None])
 @pytest.mark.parametrize("sw_batch_size", [1, 3])
 def test_patches(coupling: str | None, sw_batch_size: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -163,10 +155,7 @@ def test_patches(coupling: str | None, sw_batch_size: int, caplog: pytest.LogCap
 
 def test_a_perturbed_patch_is_compared_too(caplog: pytest.LogCaptureFixture) -> None:
     """Each patch holds the same maximum, as a scan that is clipped does, so that only perturbed patches show it."""
-
-    def network(x: torch.Tensor) -> torch.Tensor:
-        return segment(x / x.amax())
-
+    network = lambda x: segment(x / x.amax())  # noqa: E731
     image = (1.6 * images()).clamp(max=1)
     inner = SlidingWindowInferer((6, 6), 2, overlap=0.5)
     with caplog.at_level(logging.WARNING):
@@ -195,15 +184,13 @@ def test_patches_of_a_network_that_changes_later_are_refused() -> None:
 def test_patches_are_what_was_predicted(coupling: str | None) -> None:
     network = segment if coupling is None else Coupled(segment, coupling)
     prediction = patches().inferer(images(), network)
-    (found,) = patches().explain(images(), network, cases=[Case("ct", prediction=prediction)])
+    (found,) = patches().explain(images(), network, cases=[ms.Case("ct", prediction=prediction)])
     torch.testing.assert_close(found.saliency, patches(1, memory=False)(images(), network)[0], rtol=0, atol=1e-6)
     with pytest.raises(CaseError, match="not what was predicted"):
-        patches().explain(images(), network, cases=[Case("ct", prediction=1.01 * prediction)])
+        patches().explain(images(), network, cases=[ms.Case("ct", prediction=1.01 * prediction)])
 
 
-# What cannot be explained, and networks of one batch size. ------------------------------------------------------------
-
-
+# What cannot be explained, and networks of one batch size.
 def test_a_dropout_that_is_left_on() -> None:
     with pytest.raises(CaseError, match=r"gives no fixed output: .* explained alone and .* alone.*dropout") as error:
         windows()(images(), WithDropout(classify))
@@ -212,8 +199,7 @@ def test_a_dropout_that_is_left_on() -> None:
 
 def test_a_network_of_one_batch_size(caplog: pytest.LogCaptureFixture) -> None:
     """It is compared with a batch of copies; where rows depend on each other nothing is left to explain it by."""
-    found = windows()(images(), Takes(classify, BATCH))
-    assert torch.equal(found, windows()(images(), classify))
+    assert torch.equal(windows()(images(), Takes(classify, BATCH)), windows()(images(), classify))
     with pytest.raises(RuntimeError, match=f"expected a batch of {BATCH}"):
         windows()(images(), Takes(Coupled(classify, "normalised over the batch"), BATCH))
     assert f"a batch of {BATCH} copies of it" in caplog.text
@@ -239,9 +225,7 @@ def test_a_compiled_network_is_not_compiled_again(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(found, windows(1)(images(), Coupled(classify, "normalised over the batch")))
 
 
-# What an evaluator predicted. -----------------------------------------------------------------------------------------
-
-
+# What an evaluator predicted.
 def explained_as(prediction: Any, network: Callable[..., Any] = classify, batch: int = BATCH) -> tuple[Any, list[int]]:
     calls: list[int] = []
 
@@ -249,7 +233,7 @@ def explained_as(prediction: Any, network: Callable[..., Any] = classify, batch:
         calls.append(len(x))
         return network(x)
 
-    cases = [Case("ct", prediction=prediction)]
+    cases = [ms.Case("ct", prediction=prediction)]
     return windows(batch).explain(images(), counted, cases=cases)[0], calls
 
 
@@ -284,9 +268,7 @@ def test_one_at_a_time_must_be_what_was_predicted() -> None:
         explained_as(with_others, alone)
 
 
-# Parts, stores, ranks and devices. ------------------------------------------------------------------------------------
-
-
+# Parts, stores, ranks and devices.
 def test_a_resumed_case_goes_on_one_at_a_time(tmp_path: Path) -> None:
     """Its scores lie apart from the scores of batches, so that neither is taken for the other."""
     coupling = "normalised over the batch"
@@ -334,9 +316,6 @@ def test_a_rank_that_is_refused_ends_all() -> None:
 
     for found in on_ranks(2, rank):
         assert torch.equal(found, windows()(images(), classify))
-
-
-# What is rounding. ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ whose result has a shape that the values decide, comparing whole tensors, and co
 announced as ``non_blocking``. Operations that mix tensors of both sides fail, as on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -23,20 +21,8 @@ import monai_saliency as ms
 DEVICE = torch.device("lazy:0")
 
 #: operations that return what only the device's values decide
-_READS = {
-    "_local_scalar_dense",
-    "item",
-    "is_nonzero",
-    "nonzero",
-    "masked_select",
-    "equal",
-    "unique_consecutive",
-    "unique_dim",
-    "_unique",
-    "_unique2",
-    "repeat_interleave",
-    "bincount",
-}
+_READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique_consecutive"}
+_READS |= {"unique_dim", "_unique", "_unique2", "repeat_interleave", "bincount"}
 
 
 class OnDevice(torch.Tensor):
@@ -45,7 +31,7 @@ class OnDevice(torch.Tensor):
     inner: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> OnDevice:
+    def __new__(cls, inner: torch.Tensor) -> "OnDevice":
         return torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
@@ -93,7 +79,7 @@ class Counted(TorchDispatchMode):
         self.inside = False
         self.begin()
 
-    def __enter__(self) -> Counted:
+    def __enter__(self) -> "Counted":
         # Tensors made of Python's numbers are made on the CPU and copied, where this can be seen.
         torch._C._set_only_lift_cpu_tensors(True)
         return super().__enter__()
@@ -218,11 +204,7 @@ def explainer(method: str, image: torch.Tensor, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("method", "dims", "target"),
-    [
-        ("windows", "3D", "region"),
-        *(("rise", "2D", target) for target in TARGETS),
-    ],
+    ("method", "dims", "target"), [("windows", "3D", "region"), *(("rise", "2D", target) for target in TARGETS)]
 )
 def test_whole_images_wait_for_nothing(method: str, dims: str, target: str) -> None:
     image = IMAGES[dims]

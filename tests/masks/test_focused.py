@@ -1,7 +1,5 @@
 """Random masks in two rounds: where they lie, what they ask for, and what their map shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +28,7 @@ def image(*shape: int) -> torch.Tensor:
     return torch.ones(1, 1, *(shape or (48, 44)))
 
 
-def explain(network: Any, x: torch.Tensor | None = None, target: ms.Target = LOGIT, **settings: Any) -> ms.Explanation:
+def explain(network: Any, x: torch.Tensor | None = None, target: Any = LOGIT, **settings: Any) -> ms.Explanation:
     return ms.focused_rise(target=target, **settings).explain(image() if x is None else x, network)[0]
 
 
@@ -165,10 +163,7 @@ def test_batches_change_nothing() -> None:
 @pytest.mark.parametrize("until", [0.8, 0.95])
 def test_until_asks_for_more_of_the_second_round(until: float) -> None:
     """The map agrees with that of other masks about as well as was asked."""
-
-    def network(x: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(12 * (means(*ONE)(x) - 0.6))
-
+    network = lambda x: torch.sigmoid(12 * (means(*ONE)(x) - 0.6))  # noqa: E731
     found = [explain(network, until=until, num_masks=40, budget=1500, seed=seed) for seed in range(4)]
     assert all(each.stopped.endswith("reached") for each in found)
     maps = torch.stack([each.saliency.flatten() for each in found])

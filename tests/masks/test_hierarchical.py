@@ -1,7 +1,5 @@
 """Windows that are halved where they matter: by hand, and against a slow recursion over boxes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -148,9 +146,7 @@ def test_sizes(masks: HierarchicalMasks, shape: Any, spacing: Any, edges: list[t
     assert found[: len(edges)] == edges
 
 
-# Regions that are split by windows where they matter: against a slow recursion over sets of voxels, and by hand. ------
-
-
+# Regions that are split by windows where they matter: against a slow recursion over sets of voxels, and by hand.
 Voxels = frozenset[tuple[int, ...]]
 
 
@@ -163,9 +159,7 @@ def windows_of(size: int, edge: int, level: int) -> list[range]:
     return found
 
 
-def slow_regions(
-    weight: np.ndarray, labels: np.ndarray, window: int, levels: int, keep: float
-) -> tuple[np.ndarray, set[Voxels]]:
+def slow_regions(weight: np.ndarray, labels: np.ndarray, window: int, levels: int, keep: float) -> Any:
     """The map and what masks hide for the score ``sum(weight * image)`` of ones, as the text says it."""
     everything = list(itertools.product(*map(range, labels.shape)))
     parts: list[tuple[Voxels, int]] = [
@@ -195,9 +189,7 @@ def slow_regions(
 
 @pytest.mark.parametrize(("shape", "size"), [((17, 12), 4), ((9, 7, 6), 3)])
 @pytest.mark.parametrize(("window", "levels", "keep"), [(5, 4, 0.3), (4, 3, 0.1), (3, 2, 1.0), (4, 1, 0.5)])
-def test_the_slow_reference_of_regions(
-    shape: tuple[int, ...], size: int, window: int, levels: int, keep: float
-) -> None:
+def test_the_slow_reference_of_regions(shape: Any, size: int, window: int, levels: int, keep: float) -> None:
     """Of two scores, whose maps are each of its own parts."""
     weights, labels = np.random.default_rng(0).normal(size=(2, *shape)), blocks(shape, size, 7, seed=1)
     expected, hidden = zip(
@@ -262,9 +254,7 @@ def test_errors() -> None:
     assert bind_regions().key == bind_regions().key
 
 
-# The smallest set of windows that keeps the score: by hand, against a slow search, and on remembered patches. ---------
-
-
+# The smallest set of windows that keeps the score: by hand, against a slow search, and on remembered patches.
 SUM = ms.RegressionScore()
 
 
@@ -318,12 +308,8 @@ def test_the_fill_counts() -> None:
 @pytest.mark.parametrize("shape", [(8, 6), (6, 4, 4)])
 def test_the_slow_search(seed: int, shape: tuple[int, ...]) -> None:
     """Windows of one size and a monotone score: all sizes tried one after another, in the order of the drops."""
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.rand(shape, dtype=torch.float64, generator=generator)
-
-    def score(kept: torch.Tensor) -> torch.Tensor:
-        return (kept * weight).flatten(1).sum(1, keepdim=True).square()
-
+    weight = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    score = lambda kept: (kept * weight).flatten(1).sum(1, keepdim=True).square()  # noqa: E731
     image = torch.ones(1, 1, *shape).double()
     found = explain(image, lambda x: score(x[:, 0]), share=0.7, window_size=2, levels=1)
     grids = np.stack(np.meshgrid(*[range(0, n, 2) for n in shape], indexing="ij"), -1).reshape(-1, len(shape))
@@ -393,8 +379,7 @@ def test_an_id_stands_for_one_set() -> None:
     asked = list(bound.next_round(first, scores, reference))
     assert asked == list(bound.next_round(first, scores, reference))
     assert len(asked) == 4  # nothing, and three sizes between
-    sizes = sorted(int(mask.sum()) // 4 for mask in bound.render(asked))
-    assert sizes == [0, 1, 3, 4]
+    assert sorted(int(mask.sum()) // 4 for mask in bound.render(asked)) == [0, 1, 3, 4]
     with pytest.raises(ValueError, match="the search is not done"):
         bound.found(first, scores, reference)
 

@@ -1,7 +1,5 @@
 """What holds for masks of every family."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -204,10 +202,7 @@ REGION = {"target": ms.RegionScore(0, "none", region="all"), "inferer": SlidingW
 def test_remembered_patches(method: Any, settings: dict[str, Any], share: float) -> None:
     """The same scores and rounds as whole images, from a part of the forwards."""
     image = torch.rand(1, 1, 40, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-    def network(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.avg_pool2d(x, 3, 1, 1).square()
-
+    network = lambda x: torch.nn.functional.avg_pool2d(x, 3, 1, 1).square()  # noqa: E731
     explain = [method(**REGION, **settings, patch_memory=memory) for memory in (True, False)]
     remembered, whole = (each.explain(image, network)[0] for each in explain)
     assert list(remembered.ids) == list(whole.ids)
@@ -252,6 +247,16 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (ms.CoalitionMasks, {"inferer": 3}, "a SlidingWindowInferer, whose patches decide"),
     (OrderMasks, {"saliency": torch.full((9, 9), float("nan"))}, "`saliency` must be one finite map"),
     (OrderMasks, {"saliency": torch.ones(9, 9), "steps": 0}, "`steps` must be a whole number"),
+    (OrderMasks, {"saliency": torch.ones(2, 3, 4, 5)}, r"one finite map \(\*spatial\), 2D or 3D, got \(2, 3, 4, 5\)"),
+    (OrderMasks, {"saliency": torch.ones(9, 16), "regions": torch.ones(1, 9, 15)}, r"map has shape \(1, 9, 15\)"),
+    (
+        ms.MCRISEMasks,
+        {"num_masks": 5, "more_fills": ms.ConstantFill(1.0)},
+        r"be a list of fills such as \[ConstantFill",
+    ),
+    (ms.MCRISEMasks, {"num_masks": 5, "more_fills": [1.0]}, r"`more_fills` must be functions of images .*, got 1\.0"),
+    (ms.IndependentChannelMasks, {"masks": WINDOWS}, "SlidingWindowMasks has no `num_masks`: use ChannelMasks"),
+    (ms.IndependentChannelMasks, {"masks": ms.RegionMasks()}, "RegionMasks has no `num_masks`: use ChannelMasks"),
 ]
 
 
@@ -278,6 +283,12 @@ def test_wrong_settings(family: Any, settings: dict[str, Any], match: str) -> No
         (ms.SlidingRadialMasks(2, (1, 1, 1)), "`stride` must be one number or one per spatial axis"),
         (ms.HierarchicalMasks(9), r"one window of \(8, 8\) voxels covers the whole image"),
         (SubsetMasks(3, 20, 4), r"`num_hidden` is 20, and the grid has 16 cells only"),
+        (
+            ms.MCRISEMasks(5, [lambda images: images[..., 0, :4]]),
+            r"one of `more_fills` gave shape \(1, 4\) .* \(1, 8, 8\)",
+        ),
+        (ms.IndependentChannelMasks(ms.MCRISEMasks(5, [ms.ConstantFill(1.0)])), "already: leave out `per_channel`"),
+        (ms.ChannelMasks(ms.ChannelMasks(WINDOWS)), "have masks for each channel or fill already"),
         (OrderMasks(torch.ones(9, 8)), r"the map has the spatial shape \(9, 8\) and the image \(8, 8\)"),
     ],
 )

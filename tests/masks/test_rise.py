@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -20,22 +18,9 @@ from xaitk_saliency.impls.perturb_image.sliding_radial import SlidingRadial
 from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
 
 import monai_saliency as ms
-from monai_saliency import (
-    ClassScore,
-    ConstantFill,
-    GridMasks,
-    MultiScaleWindowMasks,
-    RandomGridMasks,
-    SlidingRadialMasks,
-    SlidingWindowMasks,
-    channel_occlusion,
-    rise,
-    sliding_window,
-)
+from monai_saliency import GridMasks, MultiScaleWindowMasks, RandomGridMasks, SlidingRadialMasks, SlidingWindowMasks
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
-from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 
 
@@ -60,13 +45,6 @@ class TestRISEMasks:
         for seed, p1 in ((0, 0.5), (7, 0.25), (12345, 0.9)):
             theirs = RISEGrid(n=6, s=s, p1=p1, seed=seed, threads=0).perturb(np.zeros(shape))
             np.testing.assert_allclose(everything(bind(RISEMasks(6, s, p1, seed), *shape)), theirs, rtol=0, atol=1e-5)
-
-    @pytest.mark.parametrize(
-        ("shape", "grid"), [((12, 9, 10), (3, 3, 3)), ((11, 6, 13), (4, 1, 2)), ((5, 7, 6), (8, 7, 2))]
-    )
-    def test_3d_equals_slow_loop(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> None:
-        masks = everything(bind(RISEMasks(5, grid, 0.4, seed=3), *shape, dtype=torch.float64))
-        np.testing.assert_allclose(masks, slow_masks(shape, 5, grid, 0.4, seed=3), rtol=0, atol=1e-12)
 
     @settings(max_examples=25, deadline=None)
     @given(
@@ -110,9 +88,7 @@ class TestRISEMasks:
         assert np.abs(masks.mean(axis=0) - p1).max() < 5 * np.sqrt(p1 * (1 - p1) / 400)
 
 
-# MC-RISE: the masks of xaitk-saliency in 2D, plain loops in 3D, and images with several fills. ------------------------
-
-
+# MC-RISE: the masks of xaitk-saliency in 2D, plain loops in 3D, and images with several fills.
 ONES: list[Callable[[torch.Tensor], torch.Tensor]] = [ms.ConstantFill(1.0)]
 
 
@@ -131,34 +107,12 @@ class TestMasks:
             bound = bind(ms.MCRISEMasks(n, fills(k), s, p1, seed), *shape)
             np.testing.assert_allclose(bound.render(range(n)), theirs.swapaxes(0, 1), rtol=0, atol=1e-5)
 
-    @pytest.mark.parametrize(
-        ("shape", "grid", "k"), [((12, 9, 10), (3, 3, 3), 2), ((11, 6, 13), (4, 1, 2), 3), ((5, 7, 6), (8, 7, 2), 4)]
-    )
-    def test_3d_equals_slow_loop(self, shape: tuple[int, ...], grid: tuple[int, ...], k: int) -> None:
-        bound = bind(ms.MCRISEMasks(5, fills(k), grid, 0.4, seed=3), *shape, dtype=torch.float64)
-        expected = slow_mc_rise(shape, 5, k, grid, 0.4, 3)
-        np.testing.assert_allclose(bound.render(range(5)), expected, rtol=0, atol=1e-12)
 
-    def test_errors(self) -> None:
-        with pytest.raises(ValueError, match=r"`more_fills` must be a list of fills such as \[ConstantFill"):
-            ms.MCRISEMasks(5, ms.ConstantFill(1.0))
-        with pytest.raises(ValueError, match=r"`more_fills` must be functions of images .*, got 1\.0"):
-            ms.MCRISEMasks(5, [1.0])
-        with pytest.raises(ValueError, match=r"one of `more_fills` gave shape \(1, 4\) for an image of \(1, 8, 8\)"):
-            bind(ms.MCRISEMasks(5, [lambda images: images[..., 0, :4]]), 8, 8)
-        with pytest.raises(ValueError, match="have masks for each channel or fill already: leave out `per_channel`"):
-            ms.IndependentChannelMasks(ms.MCRISEMasks(5, ONES)).bind(torch.zeros(2, 8, 8))
-
-
-def perturbed(
-    masks: ms.MCRISEMasks, image: torch.Tensor, fill: torch.Tensor, fill_of: Any = None
-) -> tuple[torch.Tensor, BoundMasks]:
+def perturbed(masks: ms.MCRISEMasks, image: torch.Tensor, fill: torch.Tensor, fill_of: Any = None) -> Any:
     """All perturbed images of a case, as the loop makes them."""
     bound = masks.bind(image)
     case = ms.Case("ct_7", image)
-    state = CaseState(
-        case, bound, fill, image[:0], ms.ClassScore([0], "none"), ms.MCRISEScoring(masks.p1), None, fill_of
-    )
+    state = CaseState(case, bound, fill, image[:0], TARGET, ms.MCRISEScoring(masks.p1), None, fill_of)
     out = image.new_empty(len(bound), *image.shape)
     state.perturb(1, len(bound) + 1, out)
     return out, bound
@@ -224,10 +178,7 @@ class TestScoring:
         """A network that sums a square: fill 0 lowers the sum, fill 1 raises it, and the published sign is opposite."""
         image = torch.full((1, 1, 16, 16), 3.0)
         settings: dict[str, Any] = {"more_fills": [9.0], "target": ms.ClassScore([0], "none")}
-
-        def network(x: torch.Tensor) -> torch.Tensor:
-            return x[:, :, 4:8, 8:12].sum(dim=(2, 3))
-
+        network = lambda x: x[:, :, 4:8, 8:12].sum(dim=(2, 3))  # noqa: E731
         maps = ms.mc_rise(600, 4, **settings)(image, network)[0]
         assert float(maps[0, 5, 9]) > 0 > float(maps[1, 5, 9])
         assert [divmod(int(each.abs().argmax()), 16)[0] // 4 for each in maps] == [1, 1]
@@ -253,10 +204,7 @@ class TestScoring:
                 ms.MCRISEScoring(p1)
 
 
-# test_channel. --------------------------------------------------------------------------------------------------------
-
-
-TARGET = ClassScore([0], "none")
+TARGET = ms.ClassScore([0], "none")
 
 
 def images(*shape: int) -> torch.Tensor:
@@ -283,26 +231,15 @@ class TestChannelMasks:
         assert torch.equal(bound.render(range(5)), flat.reshape(5, 3, 9, 8))
         assert bound.codes(range(2))["grid"].shape == (2, 3, 3, 3)
 
-    def test_errors(self) -> None:
-        with pytest.raises(ValueError, match="SlidingWindowMasks has no `num_masks`: use ChannelMasks"):
-            IndependentChannelMasks(SlidingWindowMasks(3))
-        with pytest.raises(ValueError, match="RegionMasks has no `num_masks`: use ChannelMasks"):
-            IndependentChannelMasks(RegionMasks())
-        with pytest.raises(ValueError, match="have masks for each channel or fill already"):
-            ChannelMasks(ChannelMasks(SlidingWindowMasks(3))).bind(torch.zeros(2, 8, 8))
-
 
 class TestMapsOfChannels:
     @pytest.mark.parametrize("shape", [(7, 6), (5, 4, 6)])
     def test_occlusion_equals_captum(self, shape: tuple[int, ...]) -> None:
         """Captum hides windows of one channel when their first edge is 1, sums drops and divides by the windows."""
         image, weight = images(1, 3, *shape), weights(3, *shape)
-
-        def network(x: torch.Tensor) -> torch.Tensor:
-            return torch.tanh(x * weight / 9).flatten(1).sum(1, keepdim=True) ** 3
-
+        network = lambda x: torch.tanh(x * weight / 9).flatten(1).sum(1, keepdim=True) ** 3  # noqa: E731
         window, stride = (2,) * len(shape), (1,) * len(shape)
-        ours = sliding_window(window, stride, per_channel=True, target=TARGET)(image, network)[0]
+        ours = ms.sliding_window(window, stride, per_channel=True, target=TARGET)(image, network)[0]
         theirs = Occlusion(lambda x: network(x)[:, 0]).attribute(image, (1, *window), strides=(1, *stride))[0]
         # Ours also slide over the border by half a window; the voxels that only whole windows cover are the same.
         inside = (slice(None), *[slice(1, -1)] * len(shape))
@@ -317,7 +254,7 @@ class TestMapsOfChannels:
             score = (x * weight).flatten(1).sum(1, keepdim=True)
             return torch.cat([score, score**2], dim=1)
 
-        explain = rise(9, 3, 0.4, 5, True, form, target=ClassScore([0, 1], "none"))
+        explain = ms.rise(9, 3, 0.4, 5, True, form, target=ms.ClassScore([0, 1], "none"))
         maps = explain(image, network)[0]
         rendered = masks.render(range(9))
         scores = network(rendered * image)
@@ -333,16 +270,14 @@ class TestMapsOfChannels:
             return (means[:, 0] * means[:, 1] + means[:, 2])[:, None]
 
         image = torch.stack([torch.full((4, 4), v) for v in (2.0, 3.0, 5.0)])[None]
-        explain = channel_occlusion(target=TARGET, fill=ConstantFill([0.0, 1.0, 4.0]))
+        explain = ms.channel_occlusion(target=TARGET, fill=ms.ConstantFill([0.0, 1.0, 4.0]))
         (explanation,) = explain.explain(image, network)
         assert explanation.num_forwards == 4
         assert explanation.saliency.flatten(1).unique(dim=1).flatten().tolist() == [6.0, 4.0, 1.0]
         assert [(label, channel) for label, channel, _ in explanation.explained] == [(0, 0), (0, 1), (0, 2)]
 
 
-# Random grids, discs, windows and crisp grids: the masks of xaitk-saliency in 2D, plain loops in 3D. ------------------
-
-
+# Random grids, discs, windows and crisp grids: the masks of xaitk-saliency in 2D, plain loops in 3D.
 class TestRandomGridMasks:
     @pytest.mark.parametrize("shape", [(24, 24), (23, 31), (40, 17), (7, 5)])
     @pytest.mark.parametrize("cell", [(4, 4), (3, 5), (1, 6), (1, 1), (9, 2)])
@@ -352,13 +287,6 @@ class TestRandomGridMasks:
             ours = everything(bind(RandomGridMasks(6, cell, p1, seed), *shape))
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
-    @pytest.mark.parametrize(
-        ("shape", "cell"), [((12, 9, 10), (3, 3, 3)), ((11, 6, 13), (4, 1, 2)), ((5, 7, 6), (8, 7, 2))]
-    )
-    def test_3d_equals_slow_loop(self, shape: tuple[int, ...], cell: tuple[int, ...]) -> None:
-        masks = everything(bind(RandomGridMasks(5, cell, 0.4, seed=3), *shape, dtype=torch.float64))
-        np.testing.assert_allclose(masks, slow_grids(shape, 5, cell, 0.4, 3), rtol=0, atol=1e-12)
-
     def test_a_cell_has_its_size_in_every_scan(self) -> None:
         masks = RandomGridMasks(3, (10, 4), unit="mm")
         bound = masks.bind(torch.zeros(1, 40, 40), spacing=(2.0, 1.0))
@@ -366,14 +294,8 @@ class TestRandomGridMasks:
         assert RandomGridMasks(3).bind(torch.zeros(1, 33, 16)).cell_shape == (5, 2)
 
 
-RADIAL = [
-    ((5, 5), (4, 4), None),
-    ((3.5, 6), (4, 7), None),
-    ((10, 3), (5, 2), (2.0, 2.0)),
-    ((2, 2), (3, 3), (0.4, 3.0)),
-    ((4, 4), (6, 5), (9.0, 0.0)),
-    ((40, 0.5), (9, 4), None),
-]
+RADIAL: list[Any] = [((5, 5), (4, 4), None), ((3.5, 6), (4, 7), None), ((40, 0.5), (9, 4), None)]
+RADIAL += [((10, 3), (5, 2), (2.0, 2.0)), ((2, 2), (3, 3), (0.4, 3.0)), ((4, 4), (6, 5), (9.0, 0.0))]
 
 
 class TestSlidingRadialMasks:
@@ -385,20 +307,6 @@ class TestSlidingRadialMasks:
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
         if sigma is None:
             np.testing.assert_array_equal(ours, theirs)
-
-    @pytest.mark.parametrize(
-        ("radius", "stride", "sigma"),
-        [
-            ((3, 3, 3), (4, 4, 4), None),
-            ((2.5, 4, 1), (3, 5, 2), None),
-            ((3, 2, 4), (4, 3, 4), (1.0, 0.5, 2.0)),
-            ((2, 2, 2), (5, 5, 5), (0.0, 0.0, 1.5)),
-        ],
-    )
-    def test_3d_equals_slow_loop(self, radius: Any, stride: Any, sigma: Any) -> None:
-        shape = (11, 9, 8)
-        masks = everything(bind(SlidingRadialMasks(radius, stride, sigma), *shape, dtype=torch.float64))
-        np.testing.assert_allclose(masks, slow_balls(shape, radius, stride, sigma), rtol=0, atol=1e-13)
 
     def test_sizes_in_mm_make_a_ball(self) -> None:
         masks = SlidingRadialMasks(6, 4, 2, unit="mm")
@@ -412,23 +320,11 @@ class TestSlidingRadialMasks:
 class TestSlidingWindowMasks:
     @pytest.mark.parametrize("shape", [(20, 20), (17, 23), (9, 31)])
     @pytest.mark.parametrize(
-        ("window", "stride"),
-        [((5, 5), (5, 5)), ((6, 4), (3, 2)), ((3, 2), (7, 5)), ((9, 9), (1, 4)), ((1, 7), (2, 9))],
+        ("window", "stride"), [((5, 5), (5, 5)), ((6, 4), (3, 2)), ((3, 2), (7, 5)), ((9, 9), (1, 4)), ((1, 7), (2, 9))]
     )
     def test_equals_xaitk(self, shape: tuple[int, int], window: tuple[int, int], stride: tuple[int, int]) -> None:
         theirs = SlidingWindow(window, stride).perturb(np.zeros(shape))
         assert np.array_equal(everything(bind(SlidingWindowMasks(window, stride), *shape)), theirs)
-
-    @pytest.mark.parametrize(
-        ("shape", "window", "stride"),
-        [((7, 5, 6), (3, 2, 4), (2, 2, 3)), ((6, 6, 4), (2, 2, 2), (2, 2, 2)), ((5, 8, 3), (1, 3, 3), (3, 4, 2))],
-    )
-    def test_3d_equals_slow_loop(
-        self, shape: tuple[int, ...], window: tuple[int, ...], stride: tuple[int, ...]
-    ) -> None:
-        assert np.array_equal(
-            everything(bind(SlidingWindowMasks(window, stride), *shape)), slow_windows(shape, window, stride)
-        )
 
     @pytest.mark.parametrize(
         ("window", "stride", "same_as"), [(4, None, 2), (5, None, 2), (1, None, 1), ((4, 6), None, (2, 3)), ([3], 2, 2)]
@@ -447,14 +343,40 @@ class TestSlidingWindowMasks:
             (10, None, (2.5, 4.0, 9.0), (4, 3, 1), (2, 1, 1)),
         ],
     )
-    def test_sizes_in_mm(
-        self, window: object, stride: object, spacing: tuple, same_window: tuple, same_stride: tuple
-    ) -> None:
+    def test_sizes_in_mm(self, window: Any, stride: Any, spacing: Any, same_window: tuple, same_stride: tuple) -> None:
         image = torch.zeros(1, 21, 12, 5)
         in_mm = SlidingWindowMasks(window, stride, unit="mm").bind(image, spacing=spacing)
         in_voxels = SlidingWindowMasks(same_window, same_stride).bind(image, spacing=spacing)
         assert in_mm.key == in_voxels.key
         assert torch.equal(in_mm.render(range(len(in_mm))), in_voxels.render(range(len(in_voxels))))
+
+
+GRIDS_3D: list[Any] = [((12, 9, 10), (3, 3, 3)), ((11, 6, 13), (4, 1, 2)), ((5, 7, 6), (8, 7, 2))]
+BALLS_3D: list[Any] = [((3, 3, 3), (4, 4, 4), None), ((2.5, 4, 1), (3, 5, 2), None)]
+BALLS_3D += [((3, 2, 4), (4, 3, 4), (1.0, 0.5, 2.0)), ((2, 2, 2), (5, 5, 5), (0.0, 0.0, 1.5))]
+WINDOWS_3D: list[Any] = [
+    ((7, 5, 6), (3, 2, 4), (2, 2, 3)),
+    ((6, 6, 4), (2,) * 3, (2,) * 3),
+    ((5, 8, 3), (1, 3, 3), (3, 4, 2)),
+]
+#: masks, an image's shape, the slow loop and its settings, and how near it comes
+SLOW_3D = [
+    *((RISEMasks(5, grid, 0.4, 3), shape, slow_masks, (5, grid, 0.4, 3), 1e-12) for shape, grid in GRIDS_3D),
+    *((RandomGridMasks(5, cell, 0.4, 3), shape, slow_grids, (5, cell, 0.4, 3), 1e-12) for shape, cell in GRIDS_3D),
+    *(
+        (ms.MCRISEMasks(5, fills(k), grid, 0.4, 3), shape, slow_mc_rise, (5, k, grid, 0.4, 3), 1e-12)
+        for (shape, grid), k in zip(GRIDS_3D, (2, 3, 4), strict=True)
+    ),
+    *((SlidingRadialMasks(*each), (11, 9, 8), slow_balls, each, 1e-13) for each in BALLS_3D),
+    *((SlidingWindowMasks(*each), shape, slow_windows, each, 0) for shape, *each in WINDOWS_3D),
+]
+
+
+@pytest.mark.parametrize(("masks", "shape", "slow", "given", "near"), SLOW_3D)
+def test_3d_equals_slow_loop(masks: Any, shape: Any, slow: Any, given: Any, near: float) -> None:
+    bound, expected = bind(masks, *shape, dtype=torch.float64), slow(shape, *given)
+    found = bound.render(range(len(bound))).numpy()
+    np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=0, atol=near)
 
 
 class TestMultiScaleWindowMasks:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -10,22 +8,13 @@ from helpers.files import rows_of
 from monai.data import MetaTensor
 from skimage.segmentation import slic
 
-from monai_saliency import (
-    ClassScore,
-    CoalitionMasks,
-    Explanation,
-    OrganSupervoxels,
-    RegionHierarchyMasks,
-    RegionMasks,
-    Supervoxels,
-    region_occlusion,
-)
-from monai_saliency.cases import Case
+import monai_saliency as ms
+from monai_saliency import CoalitionMasks, RegionHierarchyMasks, RegionMasks
 from monai_saliency.masks.supervoxels import whole_image
 from monai_saliency.transforms import SaveRegionsd
 from monai_saliency.transforms.regions import region_rows
 
-TARGET = ClassScore([0], "none")
+TARGET = ms.ClassScore([0], "none")
 LABELS = torch.tensor([[[0, 5, 5], [2, 2, 9]]])
 IMAGE = torch.tensor([[[[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]]]])
 
@@ -34,10 +23,8 @@ def total(x: torch.Tensor) -> torch.Tensor:
     return x.flatten(1).sum(1, keepdim=True)
 
 
-def explained(network: object = total, **settings: object) -> Explanation:
-    (explanation,) = region_occlusion(target=TARGET, **settings).explain(
-        IMAGE, network, cases=[Case("x", labels=LABELS)]
-    )
+def explained(network: object = total, **settings: object) -> ms.Explanation:
+    (explanation,) = ms.region_occlusion(target=TARGET, **settings).explain(IMAGE, network, labels=LABELS[None])
     return explanation
 
 
@@ -49,10 +36,7 @@ class TestRegionOcclusion:
 
     def test_stand_ins_are_found_by_coalitions_only(self) -> None:
         """Either of two regions makes the score: hiding one changes nothing, hiding both all."""
-
-        def either(x: torch.Tensor) -> torch.Tensor:
-            return torch.maximum(x[:, :, 0, 1] > 0, x[:, :, 1, 0] > 0).float()
-
+        either = lambda x: torch.maximum(x[:, :, 0, 1] > 0, x[:, :, 1, 0] > 0).float()  # noqa: E731
         assert explained(either).saliency.abs().max() == 0
         saliency = explained(either, num_coalitions=1000).saliency[0]
         # (1 - p1) * (1 - (1 - p1)) by hand, and five standard errors.
@@ -67,9 +51,9 @@ class TestSupervoxels:
         image = torch.randn(1, 24, 24, 24, generator=torch.Generator().manual_seed(0))
         image[0, 10:14, 10:14, 10:14] += 5
         for settings in ({"num_regions": 20, "compactness": 10.0}, {"num_regions": 1}, {"num_regions": 2}):
-            Supervoxels(**settings)(image)  # type: ignore[arg-type]
+            ms.Supervoxels(**settings)(image)  # type: ignore[arg-type]
         assert not caplog.messages
-        Supervoxels(20, compactness=1e-4)(image)
+        ms.Supervoxels(20, compactness=1e-4)(image)
         (message,) = caplog.messages
         assert re.match(r"one of 20 supervoxels holds \d+ % of the voxels", message)
 
@@ -77,7 +61,7 @@ class TestSupervoxels:
         """Four cubes of different brightness, each a whole number of supervoxels."""
         image = torch.zeros(1, 12, 12, 12)
         image[:, :6], image[:, :, 6:] = 3.0, image[:, :, 6:] + 6.0
-        labels = Supervoxels(16)(image)
+        labels = ms.Supervoxels(16)(image)
         assert labels.shape == (1, 12, 12, 12)
         assert labels.dtype == torch.int64
         assert labels.min() == 1
@@ -88,7 +72,7 @@ class TestSupervoxels:
     def test_deterministic_and_blind_to_the_scale_of_channels(self, shape: tuple[int, ...]) -> None:
         image = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         scale = torch.tensor([1.0, 1000.0, 0.01])[: shape[0]].reshape(-1, *[1] * (len(shape) - 1))
-        make = Supervoxels(30, compactness=0.3)
+        make = ms.Supervoxels(30, compactness=0.3)
         labels = make(image)
         assert 10 < len(labels.unique()) < 60
         assert torch.equal(make(image), labels)
@@ -97,18 +81,18 @@ class TestSupervoxels:
     def test_regions_grow_in_mm(self) -> None:
         image = torch.rand(1, 16, 16, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         scaled = ((image - image.min()) / (image.max() - image.min()))[0].numpy()
-        labels = Supervoxels(20, compactness=1)(image, (1.0, 1.0, 6.0))
+        labels = ms.Supervoxels(20, compactness=1)(image, (1.0, 1.0, 6.0))
         theirs = slic(scaled, 20, compactness=1, spacing=(1.0, 1.0, 6.0), channel_axis=None)
         assert np.array_equal(labels[0], theirs)
-        assert not np.array_equal(labels, Supervoxels(20, compactness=1)(image))
+        assert not np.array_equal(labels, ms.Supervoxels(20, compactness=1)(image))
 
 
 class TestRegionRows:
     def test_by_hand(self) -> None:
         image, labels = IMAGE[..., None], LABELS[..., None]
-        explain = region_occlusion(target=ClassScore([1, 0], "none"))
+        explain = ms.region_occlusion(target=ms.ClassScore([1, 0], "none"))
         (explanation,) = explain.explain(
-            image, lambda x: torch.cat([total(x), -2 * total(x)], 1), cases=[Case("ct_7", labels=labels)]
+            image, lambda x: torch.cat([total(x), -2 * total(x)], 1), cases=[ms.Case("ct_7", labels=labels)]
         )
         rows = region_rows(explanation, spacing=(10.0, 10.0, 5.0), names={"2": "liver", 9: "spleen"})
         shared = {"case": "ct_7", "channel": "", "kind": "region", "value": "", "baseline": ""}
@@ -150,7 +134,7 @@ class TestOrganSupervoxels:
         labels = torch.zeros(1, *shape, dtype=torch.int64)
         labels[:, 2:9, 3:9], labels[:, 10, 1] = 7, 4  # a large organ, and one of a voxel or a line of them
         for num_regions, sigma in ((12, 0.0), (40, 0.5)):
-            make = OrganSupervoxels(num_regions, compactness=1.0, sigma=sigma)
+            make = ms.OrganSupervoxels(num_regions, compactness=1.0, sigma=sigma)
             found = make(image, (1.0,) * len(shape), labels)
             assert found.shape == labels.shape
             assert found.unique().tolist() == list(range(1, int(found.max()) + 1))
@@ -163,7 +147,7 @@ class TestOrganSupervoxels:
     def test_masks_of_every_kind_read_the_label_map(self) -> None:
         image, labels = torch.rand(1, 16, 16), torch.zeros(1, 16, 16, dtype=torch.int64)
         labels[:, 4:12, 4:12] = 5
-        regions = OrganSupervoxels(8)
+        regions = ms.OrganSupervoxels(8)
         expected = regions(image, None, labels)
         for masks in (RegionMasks(regions=regions), RegionHierarchyMasks(regions)):
             assert masks.needs_labels
@@ -171,7 +155,7 @@ class TestOrganSupervoxels:
             first = bound.render(bound.first_round()[:1])[0]
             assert torch.equal(first == 0, expected == 1)
         assert CoalitionMasks(regions=regions).bind(image, labels).regions.values == expected.unique().tolist()
-        assert not RegionMasks(regions=Supervoxels(8)).needs_labels
+        assert not RegionMasks(regions=ms.Supervoxels(8)).needs_labels
         with pytest.raises(ValueError, match="need the case's label map"):
             RegionMasks(regions=regions).bind(image)
         with pytest.raises(ValueError, match="OrganSupervoxels need the case's label map"):

@@ -1,7 +1,5 @@
 """Repeatability, agreement between fills, randomised parameters, and controls."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 import torch
 from scipy import ndimage
 from scipy.stats import spearmanr
+from torch import nn
 
 import monai_saliency as ms
 from monai_saliency import metrics
@@ -24,16 +23,10 @@ TARGET = ms.ClassScore([0, 1], "none")
 IMAGES = torch.rand(2, 1, 8, 9, generator=torch.Generator().manual_seed(0))
 
 
-def a_network() -> torch.nn.Module:
+def a_network() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        return torch.nn.Sequential(
-            torch.nn.Conv2d(1, 3, 3),
-            torch.nn.BatchNorm2d(3),
-            torch.nn.ReLU(),
-            torch.nn.Flatten(),
-            torch.nn.Linear(126, 2),
-        ).eval()
+        return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(126, 2)).eval()
 
 
 def rank_of(first: torch.Tensor, second: torch.Tensor) -> list[list[float]]:
@@ -69,20 +62,20 @@ def test_agreement_between_fills() -> None:
     np.testing.assert_allclose(torch.stack(alone).mean(0), expected, rtol=0, atol=1e-6)
 
 
-def state_of(network: torch.nn.Module) -> dict[str, bytes]:
+def state_of(network: nn.Module) -> dict[str, bytes]:
     return {name: tensor.numpy(force=True).tobytes() for name, tensor in network.state_dict().items()}
 
 
-class Scale(torch.nn.Module):
+class Scale(nn.Module):
     """A parameter that nothing resets."""
 
     def __init__(self, *values: float) -> None:
         super().__init__()
-        self.scale = torch.nn.Parameter(torch.tensor(values))
+        self.scale = nn.Parameter(torch.tensor(values))
 
 
 def test_randomised_networks() -> None:
-    network = torch.nn.Sequential(*a_network(), Scale(1.0, 2.0, 4.0), Scale(3.0, 3.0))
+    network = nn.Sequential(*a_network(), Scale(1.0, 2.0, 4.0), Scale(3.0, 3.0))
     network[1].running_mean.fill_(5.0)
     before, rng = state_of(network), torch.get_rng_state()
     copies = [randomised(network, seed) for seed in (0, 0, 1)]
@@ -115,12 +108,12 @@ def test_parameter_randomisation_compares_with_the_randomised_network() -> None:
     assert state_of(network) == before
 
 
-class Bright(torch.nn.Module):
+class Bright(nn.Module):
     """Ignores its parameters: no map of it depends on what was learned."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(3, 3)
+        self.layer = nn.Linear(3, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[..., 2:5, 3:6].flatten(1).sum(1, keepdim=True).expand(-1, 2)
@@ -131,9 +124,6 @@ def test_a_map_that_does_not_depend_on_the_parameters_fails() -> None:
     maps = inferer(IMAGES, network)
     assert metrics.ParameterRandomisation(inferer, network).compute(maps, IMAGES).min() > 1 - 1e-12
     assert float(metrics.EfficientParameterRandomisation(inferer, network).compute(maps, IMAGES).abs().max()) == 0
-
-
-# Controls. ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dims", [2, 3])
@@ -154,8 +144,7 @@ def test_controls(dims: int) -> None:
     # Random maps differ between cases, maps and seeds, and not by what is beside them.
     random = found["random"].flatten(0, 1).flatten(1)
     assert float((torch.corrcoef(random) - torch.eye(4)).abs().max()) < 0.5
-    alone = metrics.controls(images[1:], maps[1:], seed=4)["random"]
-    assert torch.equal(alone, found["random"][1:])
+    assert torch.equal(metrics.controls(images[1:], maps[1:], seed=4)["random"], found["random"][1:])
     assert not torch.equal(metrics.controls(images, maps, seed=5)["random"], found["random"])
 
 
@@ -186,7 +175,7 @@ def test_controls_beside_a_metric() -> None:
 
 
 INFERER = ms.rise(5, 3, target=TARGET)
-NETWORK = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(72, 2))
+NETWORK = nn.Sequential(nn.Flatten(), nn.Linear(72, 2))
 MAPS = torch.rand(2, 2, 8, 9)
 MISTAKES: list[tuple[Any, str]] = [
     (lambda: metrics.Repeatability(INFERER, NETWORK, seed=0), "`seed` must differ from the seed of the map's"),
@@ -209,9 +198,7 @@ def test_mistakes(mistake: Any, message: str) -> None:
         mistake()
 
 
-# Two folders of maps, made by hand. -----------------------------------------------------------------------------------
-
-
+# Two folders of maps, made by hand.
 MAP = np.array([[0.5, -2.0], [1.0, 0.0]], dtype=np.float32)
 
 
@@ -249,9 +236,7 @@ def test_equal(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_the_largest_difference_is_relative_to_the_first_map(
-    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_largest_difference_is_relative_to_the_first_map(folders: tuple[Path, Path], capsys: Any) -> None:
     """0.25 of 2 in one case; 0.375 of 6 in the other, which is more but not of its map."""
     write(folders[1] / "ct_1_saliency.nii.gz", MAP + np.float32([[0, 0], [0, 0.25]]))
     write(folders[1] / "sub-01" / "ct_2_saliency.nii.gz", 3 * MAP - np.float32([[0.375, 0], [0.125, 0]]))

@@ -1,7 +1,5 @@
 """Insertion and deletion against plain loops, hand-made answers and laws."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +15,6 @@ from monai.inferers import SlidingWindowInferer
 import monai_saliency as ms
 from monai_saliency.masks.grid import SubsetMasks
 from monai_saliency.metrics import Deletion, Infidelity, Insertion, SensitivityN
-from monai_saliency.networks import Ensemble
 
 TARGET = ms.ClassScore([0, 1], "none")
 SHAPES = {2: (9, 8), 3: (6, 5, 7), 1: (1, 5, 7)}  # the last: a slice, saved as a volume
@@ -25,8 +22,7 @@ SHAPES = {2: (9, 8), 3: (6, 5, 7), 1: (1, 5, 7)}  # the last: a slice, saved as 
 
 def network_of(dims: int, channels: int = 2, seed: int = 0) -> torch.nn.Module:
     draw = torch.Generator().manual_seed(dims + 10 * seed)
-    size = channels * int(np.prod(SHAPES[dims]))
-    first, second = torch.nn.Linear(size, 6), torch.nn.Linear(6, 2)
+    first, second = torch.nn.Linear(channels * int(np.prod(SHAPES[dims])), 6), torch.nn.Linear(6, 2)
     for layer in (first, second):
         layer.weight.data = torch.randn(layer.weight.shape, generator=draw) / 3
         layer.bias.data = torch.randn(layer.bias.shape, generator=draw)
@@ -67,7 +63,7 @@ def slow_curve(
 def test_equals_plain_loops(metric: type, dims: int, steps: int, count: int, fill: Any) -> None:
     """Of a network, and of an ensemble."""
     members, (maps, images) = [network_of(dims, seed=seed) for seed in range(count)], case_of(dims)
-    network = members[0] if count == 1 else Ensemble(members)
+    network = members[0] if count == 1 else ms.Ensemble(members)
     mean = lambda x: torch.stack([member(x) for member in members]).mean(0)  # noqa: E731
     inferer = ms.rise(5, 3, target=TARGET, fill=ms.ConstantFill(0.2), mask_batch_size=3)
     measured = metric(inferer.replace(fill=fill) if fill else inferer, network, steps=steps)
@@ -179,15 +175,11 @@ def test_mistakes() -> None:
         Deletion(inferer, network)(maps, images[..., :-1])
 
 
-# Infidelity and sensitivity-n against plain loops, hand-made answers and captum. --------------------------------------
-
-
+# Infidelity and sensitivity-n against plain loops, hand-made answers and captum.
 MASKS = ms.RISEMasks(30, 3, seed=4)
 
 
-def slow_pairs(
-    masks: Any, network: Any, saliency: torch.Tensor, image: torch.Tensor, k: int
-) -> tuple[list[float], list[float]]:
+def slow_pairs(masks: Any, network: Any, saliency: torch.Tensor, image: torch.Tensor, k: int) -> Any:
     """For each mask, the map's sum over what it hides, and the fall of the score."""
     bound = masks.bind(image)
     sums, drops = [], []

@@ -1,7 +1,5 @@
 """Metrics of a map and a label, against slow references, hand-made answers and scikit-learn."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -13,9 +11,6 @@ from monai.data import MetaTensor
 
 import monai_saliency as ms
 from monai_saliency import metrics
-from monai_saliency.metrics.agreement import rank_correlation
-from monai_saliency.metrics.base import SaliencyMetric
-from monai_saliency.metrics.peak import peak_voxel
 
 ALL = [metrics.Pointing(), metrics.MassInLabel(), metrics.AUPRC(), metrics.MeanIoU(), metrics.MeanIoU(0.3)]
 ALL += [metrics.Leakage(), metrics.Leakage(top=0.2), metrics.Pointing(tolerance=1.0)]
@@ -34,7 +29,7 @@ def batch(dims: int, ties: bool = True, seed: int = 0) -> tuple[torch.Tensor, to
     return maps, labels
 
 
-def slow(metric: SaliencyMetric, saliency: np.ndarray, label: np.ndarray) -> float:
+def slow(metric: ms.metrics.SaliencyMetric, saliency: np.ndarray, label: np.ndarray) -> float:
     """One map, voxel by voxel."""
     voxels = [(float(saliency[at]), bool(label[at]), at) for at in np.ndindex(saliency.shape)]
     positives = sum(inside for _, inside, _ in voxels)
@@ -69,7 +64,7 @@ def slow(metric: SaliencyMetric, saliency: np.ndarray, label: np.ndarray) -> flo
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize("metric", ALL, ids=lambda m: f"{type(m).__name__} {ALL.index(m)}")
-def test_equals_plain_loops(metric: SaliencyMetric, dims: int, ties: bool) -> None:
+def test_equals_plain_loops(metric: ms.metrics.SaliencyMetric, dims: int, ties: bool) -> None:
     maps, labels = batch(dims, ties)
     expected = [[slow(metric, maps[b, k].numpy(), labels[b, 0].numpy()) for k in range(3)] for b in range(2)]
     found = metric.compute(maps, labels)
@@ -96,7 +91,7 @@ def test_auprc_equals_scikit_learn(ties: bool) -> None:
 
 
 @pytest.mark.parametrize("metric", ALL, ids=lambda m: f"{type(m).__name__} {ALL.index(m)}")
-def test_what_is_easy_and_what_cannot_be_measured(metric: SaliencyMetric) -> None:
+def test_what_is_easy_and_what_cannot_be_measured(metric: ms.metrics.SaliencyMetric) -> None:
     label = torch.zeros(2, 1, 10, 10)
     label[0, 0, 4:6, 2:12] = 7  # 16 voxels
     perfect = torch.where(label > 0, 5.0, -1.0)
@@ -135,8 +130,8 @@ def test_rank_correlation_equals_scipy() -> None:
     maps, _ = batch(3)
     first, second = maps[0].flatten(1), maps[1].flatten(1)
     expected = [spearmanr(a, b).statistic for a, b in zip(first, second, strict=True)]
-    np.testing.assert_allclose(rank_correlation(first, second).numpy(), expected, rtol=0, atol=1e-12)
-    assert bool(rank_correlation(first, torch.ones_like(first)).isnan().all())
+    np.testing.assert_allclose(ms.metrics.rank_correlation(first, second).numpy(), expected, rtol=0, atol=1e-12)
+    assert bool(ms.metrics.rank_correlation(first, torch.ones_like(first)).isnan().all())
 
 
 MAPS, LABEL = torch.rand(2, 1, 4, 4), torch.ones(2, 1, 4, 4)
@@ -156,25 +151,20 @@ def test_mistakes(mistake: Any, message: str) -> None:
         mistake()
 
 
-# test_peak. -----------------------------------------------------------------------------------------------------------
-
-
 def test_peak_voxel() -> None:
-    assert peak_voxel(peaked()) == PEAK
-    assert peak_voxel(np.array([[-5.0, -3.0], [-4.0, -9.0]])) == (0, 1)
+    assert ms.metrics.peak_voxel(peaked()) == PEAK
+    assert ms.metrics.peak_voxel(np.array([[-5.0, -3.0], [-4.0, -9.0]])) == (0, 1)
     # Zeros, and what resampling leaves of them, are voxels that no mask hid.
-    assert peak_voxel(np.array([[-5.0, -3.0], [0.0, -1e-15]])) == (0, 1)
+    assert ms.metrics.peak_voxel(np.array([[-5.0, -3.0], [0.0, -1e-15]])) == (0, 1)
 
 
 def test_peak_voxel_of_a_plateau_is_its_middle() -> None:
     saliency = volume().clip(-1, 1)
     saliency[1:6, 2:5, 1:4] = 2 * (1 + np.random.default_rng(2).normal(size=(5, 3, 3)) * 1e-8)
-    assert peak_voxel(saliency) == (3, 3, 2)
+    assert ms.metrics.peak_voxel(saliency) == (3, 3, 2)
 
 
-# Metrics that Quantus defines alike, against it. Quantus is GPL: an oracle of tests, no more. -------------------------
-
-
+# Metrics that Quantus defines alike, against it. Quantus is GPL: an oracle of tests, no more.
 @pytest.fixture(scope="module")
 def quantus() -> Any:
     return pytest.importorskip("quantus", reason="needs Quantus, of the test extra")

@@ -1,7 +1,5 @@
 """Ensembles: the mean of separate runs and the standard deviation between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,13 +68,7 @@ CASES: list[tuple[Callable[..., ms.PerturbationInferer], Any, Any, Inferer | Non
 
 
 @pytest.mark.parametrize(("method", "given", "target", "inferer", "shape"), CASES)
-def test_it_is_the_mean_of_separate_runs(
-    method: Any,
-    given: Any,
-    target: Any,
-    inferer: Any,
-    shape: Any,
-) -> None:
+def test_it_is_the_mean_of_separate_runs(method: Any, given: Any, target: Any, inferer: Any, shape: Any) -> None:
     members = classifiers(channels=shape[1]) if len(shape) == 4 else segmenters()
     members, x = [each.double() for each in members], image(*shape).double()
     explain = method(**given, target=target, inferer=inferer, mask_batch_size=8)
@@ -202,9 +194,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
         load_checkpoint(one, files)
     assert network_of(one, "a.pt") is one
     assert len(network_of(one, files)) == 2  # type: ignore[arg-type]
-
-
-# The bundle. ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_bundle_explains_folds_and_saves_their_disagreement(tmp_path: Path) -> None:

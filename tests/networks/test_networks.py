@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import os
 import zipfile
@@ -8,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.files import Trap
 from monai.inferers import SlidingWindowInferer
 from torch.export import Dim
 
 import monai_saliency as ms
-from monai_saliency.networks import network_fingerprint, network_of
-from monai_saliency.networks.adapters import OnImageGrid
-from monai_saliency.networks.checkpoints import exported_network, load_checkpoint
+from monai_saliency.networks.checkpoints import exported_network
 
 
 def network(seed: int = 0, out: int = 2) -> torch.nn.Module:
@@ -43,9 +40,9 @@ def test_every_weight_is_loaded(tmp_path: Path, wrap: Any, caplog: pytest.LogCap
     trained, fresh = network(seed=1), network()
     assert not same(trained, fresh)
     torch.save(wrap(trained.state_dict()), tmp_path / "w.pt")
-    assert load_checkpoint(fresh, tmp_path / "w.pt") is fresh
+    assert ms.networks.load_checkpoint(fresh, tmp_path / "w.pt") is fresh
     assert same(trained, fresh)
-    assert same(trained, load_checkpoint(network(), str(tmp_path / "w.pt")))
+    assert same(trained, ms.networks.load_checkpoint(network(), str(tmp_path / "w.pt")))
     (first, *_) = wrap(trained.state_dict()).get("state_dict", {"0.weight": None})
     prefix = first.removesuffix("0.weight")
     assert (f"w.pt: the prefix {prefix} is removed" in caplog.text) == bool(prefix)
@@ -54,7 +51,7 @@ def test_every_weight_is_loaded(tmp_path: Path, wrap: Any, caplog: pytest.LogCap
 def test_a_prefix_of_the_networks_own_stays(tmp_path: Path) -> None:
     networks = [torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"model": network(seed)})}) for seed in (0, 1)]
     torch.save(networks[1].state_dict(), tmp_path / "w.pt")
-    assert same(load_checkpoint(networks[0], tmp_path / "w.pt"), networks[1])
+    assert same(ms.networks.load_checkpoint(networks[0], tmp_path / "w.pt"), networks[1])
 
 
 @pytest.mark.parametrize(
@@ -74,37 +71,29 @@ def test_a_misfit_names_the_file_what_to_do_and_the_keys(tmp_path: Path, change:
     torch.save(weights, tmp_path / "w.pt")
     hint = r"w.pt does not fit the network Sequential\. Set network_def to the network that the checkpoint was trained"
     with pytest.raises(ValueError, match=rf"(?s){hint} with\. .*{match}"):
-        load_checkpoint(network(), tmp_path / "w.pt")
+        ms.networks.load_checkpoint(network(), tmp_path / "w.pt")
 
 
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"checkpoint .*nowhere.pt does not exist: pass --checkpoint"):
-        load_checkpoint(network(), tmp_path / "nowhere.pt")
+        ms.networks.load_checkpoint(network(), tmp_path / "nowhere.pt")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut"])
 def test_not_a_checkpoint(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "w.pt").write_bytes(content)
     with pytest.raises(ValueError, match=r"checkpoint .*w.pt is not a file of weights"):
-        load_checkpoint(network(), tmp_path / "w.pt")
+        ms.networks.load_checkpoint(network(), tmp_path / "w.pt")
     torch.save({"epoch": 3}, tmp_path / "w.pt")
     with pytest.raises(ValueError, match=r"checkpoint .*w.pt holds no state dictionary"):
-        load_checkpoint(network(), tmp_path / "w.pt")
-
-
-class Malicious:
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-
-    def __reduce__(self) -> tuple:
-        return os.mkdir, (self.path,)
+        ms.networks.load_checkpoint(network(), tmp_path / "w.pt")
 
 
 def test_code_in_a_file_is_never_run(tmp_path: Path) -> None:
     trap, path = tmp_path / "trap", tmp_path / "w.pt"
-    torch.save({"state_dict": network().state_dict(), "extra": Malicious(trap)}, path)
+    torch.save({"state_dict": network().state_dict(), "extra": Trap(trap)}, path)
     with pytest.raises(ValueError, match=r"w.pt is not a file of weights that can be read without running code in it"):
-        load_checkpoint(network(), path)
+        ms.networks.load_checkpoint(network(), path)
     assert not trap.exists()
     # The trap works: it is the loader that keeps it shut.
     torch.load(path, weights_only=False)
@@ -122,28 +111,26 @@ class Halving(torch.nn.Module):
 def test_logits_on_the_images_grid() -> None:
     """Linear between the voxels' centres: of pairs' means a, b the four voxels are a, (3a + b) / 4, (a + 3b) / 4, b."""
     image = torch.tensor([1.0, 3.0, 10.0, 14.0])
-    network = OnImageGrid(Halving(), output="logits")
+    network = ms.networks.OnImageGrid(Halving(), output="logits")
     line = network(image[None, None])
     torch.testing.assert_close(line, torch.tensor([[[2.0, 4.5, 9.5, 12.0]]]))
     for axes in (2, 3):
         last = torch.zeros(2, 1, *[4] * axes) + image
         torch.testing.assert_close(network(last), torch.zeros_like(last) + line.flatten())
     # Where they lie on it already nothing is done.
-    assert torch.equal(OnImageGrid(torch.nn.Identity())(image[None, None]), image[None, None])
+    assert torch.equal(ms.networks.OnImageGrid(torch.nn.Identity())(image[None, None]), image[None, None])
 
 
 def test_what_is_no_logits_is_refused() -> None:
     with pytest.raises(ValueError, match=r"got list"):
-        OnImageGrid(Halving(), output="hidden")(torch.zeros(1, 1, 4, 4))
+        ms.networks.OnImageGrid(Halving(), output="hidden")(torch.zeros(1, 1, 4, 4))
     with pytest.raises(ValueError, match=r"images of shape \(1, 1, 4, 4\), got shape \(1, 16\)"):
-        OnImageGrid(torch.nn.Flatten())(torch.zeros(1, 1, 4, 4))
+        ms.networks.OnImageGrid(torch.nn.Flatten())(torch.zeros(1, 1, 4, 4))
     with pytest.raises(ValueError, match="output='logits' reads"):
-        OnImageGrid(Halving(), output="logit")(torch.zeros(1, 1, 4, 4))
+        ms.networks.OnImageGrid(Halving(), output="logit")(torch.zeros(1, 1, 4, 4))
 
 
-# Exported networks: the map of the module that was exported, whatever batch sizes the program takes. ------------------
-
-
+# Exported networks: the map of the module that was exported, whatever batch sizes the program takes.
 TARGET = ms.ClassScore([1], "softmax")
 IMAGE = torch.rand(1, 1, 12, 12, generator=torch.Generator().manual_seed(1))
 
@@ -178,17 +165,17 @@ def test_the_map_of_the_module(sizes: str, tmp_path: Path, caplog: pytest.LogCap
     explain = ms.rise(21, 3, target=TARGET, mask_batch_size=10)
     torch.testing.assert_close(explain(IMAGE, program), explain(IMAGE, inner), rtol=1e-4, atol=1e-6)
     assert "one at a time" not in caplog.text
-    assert network_fingerprint(program) is not None
+    assert ms.networks.network_fingerprint(program) is not None
 
 
 @pytest.mark.parametrize("count", [1, 4, 11])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_batches_of_any_size(sizes: str, count: int, tmp_path: Path) -> None:
     inner, batch = exportable(), torch.rand(count, 1, 12, 12)
-    program = network_of(torch.nn.Identity(), export(tmp_path / "network.pt2", inner, *SIZES[sizes]))
+    program = ms.networks.network_of(torch.nn.Identity(), export(tmp_path / "network.pt2", inner, *SIZES[sizes]))
     with torch.no_grad():
         torch.testing.assert_close(program(batch), inner(batch), rtol=1e-5, atol=1e-6)
-    assert load_checkpoint(program, tmp_path / "network.pt2") is program
+    assert ms.networks.load_checkpoint(program, tmp_path / "network.pt2") is program
 
 
 def test_patches(tmp_path: Path) -> None:
@@ -202,23 +189,15 @@ def test_patches(tmp_path: Path) -> None:
 
 def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"missing\.pt2 cannot be read as an exported network"):
-        network_of(exportable(), tmp_path / "missing.pt2")
+        ms.networks.network_of(exportable(), tmp_path / "missing.pt2")
     broken = tmp_path / "broken.pt2"
     broken.write_bytes(b"no archive")
     with pytest.raises(ValueError, match="cannot be read as an exported network"):
-        network_of(exportable(), broken)
+        ms.networks.network_of(exportable(), broken)
     with pytest.raises(ValueError, match="an ensemble needs files of weights"):
-        network_of(exportable(), [broken, broken])
+        ms.networks.network_of(exportable(), [broken, broken])
     with pytest.raises(ValueError, match="whose weights fit no Sequential"):
-        load_checkpoint(exportable(), broken)
-
-
-class Trap:
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-
-    def __reduce__(self) -> tuple:
-        return os.mkdir, (self.path,)
+        ms.networks.load_checkpoint(exportable(), broken)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +216,7 @@ def test_code_in_an_archive_is_never_run(part: str, tmp_path: Path, monkeypatch:
         if not any(part in name for name in source.namelist()):
             target.writestr(f"good/data/{part}", content.getvalue())
     with pytest.raises(ValueError, match=r"evil\.pt2 holds pickled code, which is not run: export the network again"):
-        network_of(exportable(), evil)
+        ms.networks.network_of(exportable(), evil)
     assert not trap.exists()
     assert [os.environ.get(f"TORCH_FORCE_{name}WEIGHTS_ONLY_LOAD") for name in ("", "NO_")] == [None, "1"]
     exported_network(good)

@@ -1,20 +1,28 @@
 """nnU-Net's model folders: which are read, and which are refused."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.nnunet import FULL
+from helpers.nnunet import FULL, own_predictor, scan
+from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Orientationd
+from monai.utils import TraceKeys, convert_to_dst_type
 
+import monai_saliency as ms
+from monai_saliency.estimators import OcclusionScoring
+from monai_saliency.inferers.nnunet import NNUNetInferer
+from monai_saliency.masks import SlidingWindowMasks
 from monai_saliency.networks.nnunet import MirroredNetwork, NNUNetModel, NNUNetNetwork
+from monai_saliency.storage.files import scan_loader
+from monai_saliency.transforms import NNUNetPreprocessd
 
 
 @pytest.fixture
@@ -87,22 +95,12 @@ def with_numpy(models: Path) -> None:
         (None, ("", None, "3d_lowres"), "no model of the configuration 3d_lowres, and .*nnUNetPlans__2d, nnUNetT"),
         (None, ("..",), "holds no plans.json: pass --nnunet_model_folder"),
         (None, (FULL, [0, 3]), "has no checkpoint_final.pth of fold 3, but .* in fold_0, fold_1"),
-        (
-            None,
-            (FULL, [0], None, "checkpoint_latest.pth"),
-            "but checkpoint_best.pth, checkpoint_final.pth in fold_0",
-        ),
+        (None, (FULL, [0], None, "checkpoint_latest.pth"), "but checkpoint_best.pth, checkpoint_final.pth in fold_0"),
         (read_by("MyReader"), (FULL,), "are read by MyReader, and only scans of SimpleITKIO, .* are explained"),
         (lambda models: (models / FULL / "dataset.json").unlink(), (FULL,), "No such file .*dataset.json"),
     ],
 )
-def test_refuses_with_the_reason(
-    models: Path,
-    change: Callable[[Path], Any] | None,
-    arguments: tuple[Any, ...],
-    error: str | None,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_refuses_with_the_reason(models: Path, change: Any, arguments: Any, error: str | None, capsys: Any) -> None:
     if change is not None:
         change(models)
     if error is None:
@@ -129,3 +127,160 @@ def test_slices_of_a_volume_go_through_a_network_of_slices() -> None:
     with torch.no_grad():
         found = NNUNetNetwork([MirroredNetwork(network, spatial_dims=2)])(patches)
         assert torch.equal(found[:, :, 0], network(patches[:, :, 0]))
+
+
+# nnU-Net's sliding window: its own predictor's logits, and remembered patches of it.
+SHAPES = {"3d_fullres": ((11, 30, 24), (5, 19, 13)), "2d": ((3, 30, 24), (2, 19, 13))}
+
+
+@contextmanager
+def counted(network: torch.nn.Module) -> Iterator[list[int]]:
+    """Patches that the folds' networks are given, mirrored ones too."""
+    seen: list[int] = []
+    hooks = [
+        member.network.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+        for member in getattr(network, "members", ())
+    ] or [network.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))]
+    yield seen
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize(
+    ("configuration", "folds", "mirroring"),
+    [("3d_fullres", [0, 1], True), ("3d_fullres", [0], False), ("2d", [0], True)],
+)
+def test_predicts_what_nnunet_predicts(nnunet_models: Path, configuration: str, folds: Any, mirroring: bool) -> None:
+    """And with as many forwards; also where patches are larger than the image."""
+    model = NNUNetModel(nnunet_models, folds, configuration)
+    predictor = own_predictor(model.folder, folds, mirroring)
+    network, inferer = model.network(mirroring), NNUNetInferer(model.patch_size)
+    for shape in SHAPES[configuration]:
+        image = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad(), counted(network) as ours:
+            found = inferer(image[None], network)[0]
+        with counted(predictor.network) as theirs:
+            expected = predictor.predict_logits_from_preprocessed_data(image)
+        assert expected.std() > 0.1
+        gap = (found.softmax(0) - expected.float().softmax(0)).abs().max()
+        assert gap < 1e-6, f"{shape}: {gap}"
+        assert sum(ours) == sum(theirs)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "shape", "edges"), [("3d_fullres", (7, 20, 18), [4, 10, 9]), ("2d", (3, 30, 24), [1, 15, 12])]
+)
+def test_remembers_patches(
+    nnunet_models: Path, configuration: str, shape: Any, edges: list[int], caplog: Any, monkeypatch: Any
+) -> None:
+    """The scores of whole images, from fewer forwards. nnU-Net adds up in float16, so they are compared without."""
+    model = NNUNetModel(nnunet_models, configuration=configuration)
+    network = model.network()
+    for member in network.members:
+        member.flips = member.flips[1:2]
+    image = torch.randn(1, 1, *shape, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(NNUNetInferer, "blended_in", torch.float32)
+    inferer = NNUNetInferer(model.patch_size)
+    masks = SlidingWindowMasks(edges, edges)
+    explain = ms.PerturbationInferer(masks, ms.RegionScore(1, "softmax"), OcclusionScoring(), inferer=inferer)
+    with counted(network) as few:
+        (remembered,) = explain.explain(image, network)
+    with counted(network) as many:
+        (whole,) = explain.replace(patch_memory=False).explain(image, network)
+    assert "no patches are remembered" not in caplog.text
+    assert sum(few) < sum(many)
+    assert whole.scores.std() > 1e-4
+    torch.testing.assert_close(remembered.scores, whole.scores, rtol=0, atol=1e-5)
+    torch.testing.assert_close(remembered.reference_scores, whole.reference_scores, rtol=0, atol=1e-5)
+
+
+# nnU-Net's preprocessing as a transform, compared with nnU-Net's own readers, preprocessor and export.
+TURNED = np.array([[0.96, -0.28, 0], [0.28, 0.96, 0], [0, 0, 1]]) @ np.array([[1, 0, 0], [0, 0.8, -0.6], [0, 0.6, 0.8]])
+AFFINES = {
+    "anisotropic": nib.affines.from_matvec(np.diag([-4.1, -0.9, 0.7]), [5, -7, 20]),
+    "oblique": nib.affines.from_matvec(TURNED @ np.diag([2.3, 1.1, 1.3]), [5, -7, 20]),
+    "permuted": nib.affines.from_matvec((TURNED @ np.diag([0.8, 1.1, 3.3]))[:, [2, 0, 1]], [5, -7, 20]),
+}
+
+
+def pipeline(model: NNUNetModel) -> Compose:
+    turn = [Orientationd("image", axcodes="RAS", labels=None)] if model.reorients else []
+    own = NNUNetPreprocessd("image", model.plans, model.dataset_json, model.configuration)
+    return Compose([LoadImaged("image"), EnsureChannelFirstd("image"), *turn, own])
+
+
+@pytest.mark.parametrize("configuration", ["3d_fullres", "2d"])
+@pytest.mark.parametrize(
+    ("place", "reader"),
+    [("anisotropic", "SimpleITKIO"), ("oblique", "NibabelIOWithReorient"), ("permuted", "SimpleITKIOWithReorient")],
+)
+def test_preprocesses_and_inverts_as_nnunet(
+    nnunet_models: Path, tmp_path: Path, place: str, reader: str, configuration: str
+) -> None:
+    """The network's input is nnU-Net's, and logits that are inverted are its probabilities on the scan's grid."""
+    model = NNUNetModel(nnunet_models, 0, configuration)
+    model.reorients = reader.endswith("WithReorient")
+    predictor = own_predictor(model.folder, [0], mirroring=False)
+    predictor.plans_manager.plans["image_reader_writer"] = reader
+    path = scan(tmp_path / "case.nii.gz", AFFINES[place], (7, 15, 17))
+    pre = pipeline(model)
+    item = pre({"image": str(path)})
+    array, properties = predictor.plans_manager.image_reader_writer_class().read_images([str(path)])
+    preprocessor = predictor.configuration_manager.preprocessor_class(verbose=False)
+    managers = predictor.plans_manager, predictor.configuration_manager
+    theirs, _, known = preprocessor.run_case_npy(array, None, dict(properties), *managers, predictor.dataset_json)
+    np.testing.assert_array_equal(item["image"].numpy(), theirs)
+    assert (
+        min(np.ptp(side) < size for side, size in zip(known["bbox_used_for_cropping"], array.shape[1:], strict=True))
+        < 1
+    )
+    with torch.no_grad():
+        logits = NNUNetInferer(model.patch_size)(item["image"][None], model.network(mirroring=False))[0]
+    item["saliency"] = convert_to_dst_type(logits, item["image"], dtype=torch.float16)[0]
+    back = Invertd("saliency", pre, orig_keys="image", nearest_interp=False)(item)["saliency"]
+    np.testing.assert_allclose(back.affine, AFFINES[place], atol=1e-5)
+    _, probabilities = predictor.predict_single_npy_array(array, properties, save_or_return_probabilities=True)
+    if model.reorients:
+        code = nib.orientations.ornt_transform(*map(nib.io_orientation, (np.eye(4), AFFINES[place])))
+        turned = [nib.orientations.apply_orientation(each.transpose(2, 1, 0), code) for each in probabilities]
+        probabilities = np.stack(turned).transpose(0, 3, 2, 1)
+    inside = (np.asarray(back) != 0).any(axis=0)
+    assert 0.5 < inside.mean() < 1
+    found = torch.as_tensor(np.asarray(back)).float().softmax(0).numpy()
+    assert np.abs(found - probabilities.transpose(0, 3, 2, 1))[:, inside].max() < 1e-6
+
+
+@pytest.mark.parametrize("suffix", ["mha", "nrrd", "nii.gz"])
+def test_takes_voxel_sizes_as_nnunet_reads_them(nnunet_models: Path, tmp_path: Path, suffix: str) -> None:
+    """Oblique; 15 voxels of 4.1 mm are 20.5 of 3 mm: with another last digit it would be one more."""
+    itk = pytest.importorskip("SimpleITK")
+    if suffix != "nii.gz":
+        pytest.importorskip("itk")
+    model = NNUNetModel(nnunet_models, 0, "3d_fullres")
+    random = np.random.default_rng(0)
+    for _ in range(5):
+        image = itk.GetImageFromArray(random.normal(100, 20, (12, 14, 15)).astype(np.float32))
+        image.SetSpacing([4.1, 3.8, 3.8])
+        image.SetDirection(np.linalg.qr(random.normal(size=(3, 3)))[0].ravel().tolist())
+        path = str(tmp_path / f"case.{suffix}")
+        itk.WriteImage(image, path)
+        array, properties = model.predictor.plans_manager.image_reader_writer_class().read_images([path])
+        plans, known = model.predictor.plans_manager, model.predictor.configuration_manager
+        preprocessor = known.preprocessor_class(verbose=False)
+        theirs, _, _ = preprocessor.run_case_npy(array, None, dict(properties), plans, known, model.dataset_json)
+        own = NNUNetPreprocessd("image", model.plans, model.dataset_json, model.configuration)
+        item = Compose([scan_loader("image", dtype=np.float32), EnsureChannelFirstd("image"), own])({"image": path})
+        np.testing.assert_array_equal(item["image"].numpy(), theirs)
+        info = item["image"].applied_operations[-1][TraceKeys.EXTRA_INFO]
+        assert info["spacing"] == [*map(float, properties["spacing"])]
+
+
+def test_maps_of_regions_come_back_by_nearest_neighbour(nnunet_models: Path, tmp_path: Path) -> None:
+    model = NNUNetModel(nnunet_models, 0, "3d_fullres")
+    path = scan(tmp_path / "case.nii.gz", AFFINES["oblique"], (7, 15, 17))
+    pre = pipeline(model)
+    item = pre({"image": str(path)})
+    values = torch.randint(1, 5, item["image"].shape, generator=torch.Generator().manual_seed(0)).float()
+    item["saliency"] = convert_to_dst_type(values, item["image"])[0]
+    back = Invertd("saliency", pre, orig_keys="image", nearest_interp=True)(item)["saliency"]
+    assert set(back.unique().tolist()) == {0, 1, 2, 3, 4}

@@ -1,7 +1,5 @@
 """Equal values have one key in every process, other values have another one, and what is unknown has none."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import itertools
@@ -62,32 +60,18 @@ CODE = [
 ]
 OBJECTS = [
     *(Settings(), Settings(a=1), Settings(a=2), Settings(b=1), Settings(a=Settings())),
-    *(
-        mt.Flipd("image", 0),
-        mt.Flipd("image", 1),
-        mt.Flipd("label", 0),
-        mt.Flipd("image", [0, 1]),
-        mt.Flipd("image", lazy=True),
-    ),
-    *(
-        mt.Spacingd("image", (1, 1, 1)),
-        mt.Spacingd("image", (1, 1, 2)),
-        mt.Spacingd("image", (1, 1, 1), mode="nearest"),
-    ),
+    *(mt.Flipd("image", 0), mt.Flipd("image", 1), mt.Flipd("label", 0)),
+    *(mt.Flipd("image", [0, 1]), mt.Flipd("image", lazy=True)),
+    *(mt.Spacingd("image", (1, 1, 1)), mt.Spacingd("image", (1, 1, 2))),
+    mt.Spacingd("image", (1, 1, 1), mode="nearest"),
     *(mt.ScaleIntensityRanged("image", 0, 1), mt.ScaleIntensityRanged("image", 0, 1, clip=True)),
     *(mt.LoadImaged("image"), mt.LoadImaged("image", dtype=np.float64), mt.LoadImaged("image", reader="NibabelReader")),
     mt.LoadImaged("image", reader="NibabelReader", as_closest_canonical=True),
     *(mt.EnsureTyped("image"), mt.EnsureTyped("image", dtype=torch.float64), mt.EnsureTyped("image", track_meta=False)),
-    *(
-        mt.Lambdad("image", np.abs),
-        mt.Lambdad("image", double),
-        mt.Lambdad("image", functools.partial(np.clip, a_min=0)),
-    ),
-    *(
-        mt.Compose([mt.Flipd("image", 0)]),
-        mt.Compose([mt.Flipd("image", 0)], lazy=True),
-        mt.Compose([mt.Compose([mt.Flipd("image", 0)])]),
-    ),
+    *(mt.Lambdad("image", np.abs), mt.Lambdad("image", double)),
+    mt.Lambdad("image", functools.partial(np.clip, a_min=0)),
+    *(mt.Compose([mt.Flipd("image", 0)]), mt.Compose([mt.Flipd("image", 0)], lazy=True)),
+    mt.Compose([mt.Compose([mt.Flipd("image", 0)])]),
     *(ms.rise(10, seed=seed, target=ms.ClassScore([1], "none")).masks for seed in range(2)),
     *(ms.ClassScore([1], "none"), ms.ClassScore([0], "none"), ms.BlurFill(1.0), ms.BlurFill(2.0), ms.MeanFill()),
     *(SlidingWindowInferer((4, 4)), SlidingWindowInferer((4, 4), overlap=0.5)),
@@ -219,16 +203,8 @@ def test_the_files_of_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
-    case = {
-        "case": "sub",
-        "image": [str(tmp_path / "a.nii"), Path("b.nii")],
-        "label": "",
-        "more": {"deep": ("dicom",)},
-        "gone": "gone.nii",
-        "text": "x" * 5000,
-        "nul": "a\0b",
-        "number": 3,
-    }
+    case = {"case": "sub", "image": [str(tmp_path / "a.nii"), Path("b.nii")], "label": "", "gone": "gone.nii"}
+    case |= {"more": {"deep": ("dicom",)}, "text": "x" * 5000, "nul": "a\0b", "number": 3}
     found = [row[0] for row in input_files(case)]
     assert found == [str(tmp_path / "a.nii"), "b.nii", "dicom/1.dcm", "dicom/x/2.dcm"]
     for name in ("s.mhd", "s.raw", "s2.raw"):

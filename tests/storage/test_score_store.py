@@ -1,7 +1,5 @@
 """Scores on disk: what is kept is never computed again, what changed is never served."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 import time
@@ -16,7 +14,6 @@ from helpers.own_bundle import BATCH, BATCHES, NUM_MASKS, forwards, launch, sett
 from helpers.scans import LPS, write_scan
 
 import monai_saliency as ms
-from monai_saliency.cases import Case
 from monai_saliency.storage.score_store import CaseScores, ScoreStore
 
 TARGET = ms.ClassScore("all", activation="softmax")
@@ -51,7 +48,7 @@ def explain(image: torch.Tensor, network: Network, store: ScoreStore, key: str =
     names = [f"case_{i}" for i in range(len(image))]
     inferer = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH)
     return inferer.explain(
-        image, network, cases=[Case(name) for name in names], stored=[store.open(name, key) for name in names]
+        image, network, cases=[ms.Case(name) for name in names], stored=[store.open(name, key) for name in names]
     )
 
 
@@ -156,11 +153,9 @@ def test_only_what_changed_is_computed_again(cohort: Path) -> None:
     monai.bundle.run(**settings(cohort, "out"))
     assert count() == 3 * BATCHES + 3
     assert voxels(cohort / "out") == before != {}
-
     write_scan(cohort / "cohort" / "s1.nii.gz", (13, 12, 14), LPS, seed=9)
     monai.bundle.run(**settings(cohort, "out"))
     assert count() == 3 * BATCHES + 3 + BATCHES + 2
-
     start = count()
     monai.bundle.run(**settings(cohort, "out", seed=1))
     assert count() == start + 3 * BATCHES

@@ -1,31 +1,17 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import monai.transforms as mt
 import pytest
 import torch
 from monai.apps.vista3d.transforms import VistaPostTransformd
-from monai.transforms import (
-    Activations,
-    Activationsd,
-    AsDiscrete,
-    AsDiscreted,
-    Compose,
-    Invertd,
-    Lambdad,
-    MapTransform,
-    SaveImaged,
-    ScaleIntensityd,
-)
 
-from monai_saliency.cases import Case
-from monai_saliency.targets import DetectionScore, EmbeddingSimilarity, RegressionScore
-from monai_saliency.targets.auto import AutoTarget, finds_nothing
+import monai_saliency as ms
+from monai_saliency.targets.auto import finds_nothing
 from monai_saliency.targets.postprocessing import Reading, read_postprocessing
 
-FLAT, SOLID = Case("flat", torch.zeros(1, 4, 4)), Case("solid", torch.zeros(1, 4, 4, 4))
+FLAT, SOLID = ms.Case("flat", torch.zeros(1, 4, 4)), ms.Case("solid", torch.zeros(1, 4, 4, 4))
 
 
 def readings(**reading: Any) -> dict[Any, Reading]:
@@ -38,12 +24,12 @@ def denormalize(values: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "transform",
-    [AsDiscreted("pred", rounding="torchrounding"), AsDiscreted("pred", to_onehot=2), Activationsd("pred"),
-     Activationsd("pred", other=denormalize), Lambdad("pred", func=denormalize), denormalize],
+    [mt.AsDiscreted("pred", rounding="torchrounding"), mt.AsDiscreted("pred", to_onehot=2), mt.Activationsd("pred"),
+     mt.Activationsd("pred", other=denormalize), mt.Lambdad("pred", func=denormalize), denormalize],
 )  # fmt: skip
 @pytest.mark.parametrize("output", [torch.tensor([[4.2]]), torch.tensor([[0.4]]), torch.full((1, 1, 4, 4), 4.2)])
 def test_a_number_that_is_no_class_is_explained_as_the_network_gives_it(transform: Any, output: torch.Tensor) -> None:
-    bound = AutoTarget(read_postprocessing(transform)).bind(output, FLAT)
+    bound = ms.AutoTarget(read_postprocessing(transform)).bind(output, FLAT)
     assert bound(output).flatten().tolist() == [pytest.approx(output.flatten()[0].item())]
     assert bound.quantity().unit == "network output"
 
@@ -51,17 +37,21 @@ def test_a_number_that_is_no_class_is_explained_as_the_network_gives_it(transfor
 @pytest.mark.parametrize(
     "transforms",
     [
-        [Activations(other=denormalize)],
-        [Activationsd("pred", sigmoid=True), Lambdad("pred", func=denormalize), AsDiscreted("pred", threshold=0.5)],
-        [AsDiscrete(threshold=torch.tensor([0.5, 0.6, 0.5]))],
+        [mt.Activations(other=denormalize)],
+        [
+            mt.Activationsd("pred", sigmoid=True),
+            mt.Lambdad("pred", func=denormalize),
+            mt.AsDiscreted("pred", threshold=0.5),
+        ],
+        [mt.AsDiscrete(threshold=torch.tensor([0.5, 0.6, 0.5]))],
     ],
 )
 def test_a_function_that_cannot_be_read_is_not_guessed(transforms: list[Any]) -> None:
-    found = read_postprocessing(Compose(transforms))
+    found = read_postprocessing(mt.Compose(transforms))
     with pytest.raises(ValueError, match=r".*postprocessing (applies|rounds|compares).*saliency_activa"):
-        AutoTarget(found).bind(LOGITS, FLAT)
-    assert AutoTarget(found, activation="sigmoid").bind(LOGITS, FLAT).quantity().unit == "probability"
-    assert AutoTarget(found, activation="none").bind(LOGITS, FLAT).quantity().unit == "network output"
+        ms.AutoTarget(found).bind(LOGITS, FLAT)
+    assert ms.AutoTarget(found, activation="sigmoid").bind(LOGITS, FLAT).quantity().unit == "probability"
+    assert ms.AutoTarget(found, activation="none").bind(LOGITS, FLAT).quantity().unit == "network output"
 
 
 LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
@@ -83,7 +73,7 @@ LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
     ],
 )
 def test_classification(output: torch.Tensor, reading: dict[str, Any], labels: list[int], score: torch.Tensor) -> None:
-    bound = AutoTarget(readings(**reading) if reading else None).bind(output, FLAT)
+    bound = ms.AutoTarget(readings(**reading) if reading else None).bind(output, FLAT)
     assert list(bound.labels) == labels
     torch.testing.assert_close(bound(output)[0], torch.atleast_1d(score), rtol=1e-5, atol=1e-6)
 
@@ -97,7 +87,7 @@ ONE = torch.tensor([[[[0.2, 0.9, 0.7, 0.1]]]]).expand(1, 1, 4, 4)
 def test_what_may_be_probabilities_or_logits_is_asked_for(output: torch.Tensor, reading: dict[str, Any]) -> None:
     """Nothing but this case's numbers could say which, and the next case's might say another."""
     with pytest.raises(ValueError, match=r".* may hold probabilities or logits.*--saliency_activation none"):
-        AutoTarget(readings(**reading) if reading else None).bind(output, FLAT)
+        ms.AutoTarget(readings(**reading) if reading else None).bind(output, FLAT)
 
 
 #: outputs of one network for several cases, as different as they can be
@@ -119,7 +109,7 @@ def test_one_meaning_a_cohort(kind: str, reading: dict[str, Any] | None, activat
     meanings = set()
     for output in CASES[kind]:
         # Each as by a worker that met no other case.
-        target = AutoTarget(None if reading is None else readings(**reading), activation=activation)
+        target = ms.AutoTarget(None if reading is None else readings(**reading), activation=activation)
         try:
             found = target.bind(output, FLAT).quantity()
         except ValueError:
@@ -130,7 +120,7 @@ def test_one_meaning_a_cohort(kind: str, reading: dict[str, Any] | None, activat
 
 
 def test_saturation_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    AutoTarget(readings(activation="softmax"), scale="probability").bind(LOGITS * 20, FLAT)
+    ms.AutoTarget(readings(activation="softmax"), scale="probability").bind(LOGITS * 20, FLAT)
     assert "the explained probability is 1 to six digits" in caplog.text
     assert "--saliency_scale auto" in caplog.text
 
@@ -146,7 +136,7 @@ def segmentation() -> torch.Tensor:
 
 def test_segmentation_explains_each_predicted_channel_in_its_region() -> None:
     output = segmentation()
-    bound = AutoTarget(readings(activation="softmax")).bind(output, FLAT)
+    bound = ms.AutoTarget(readings(activation="softmax")).bind(output, FLAT)
     assert list(bound.labels) == [1, 2]
     expected = [output.softmax(1)[0, 1, 1, 0], output.softmax(1)[0, 2, 0, 0]]
     torch.testing.assert_close(bound(output)[0], torch.stack(expected))
@@ -155,7 +145,7 @@ def test_segmentation_explains_each_predicted_channel_in_its_region() -> None:
 def test_empty_segmentation_is_explained_by_its_likeliest_channel() -> None:
     output = torch.zeros(1, 3, 4, 4)
     output[:, 0], output[:, 2] = 5, 1
-    choice = AutoTarget(readings(activation="softmax")).choose(output, FLAT)
+    choice = ms.AutoTarget(readings(activation="softmax")).choose(output, FLAT)
     assert "no voxel is predicted" in choice.words
     assert list(choice.target.bind(output, FLAT).labels) == [2]
 
@@ -164,33 +154,32 @@ def test_at_most_ten_channels_are_explained_and_the_words_say_so() -> None:
     output = torch.zeros(1, 17, 4, 4)
     output[0, 1:].view(16, 16).fill_diagonal_(5.0)
     output[0, 12, 0, 0] = 9  # two voxels
-    choice = AutoTarget(readings(activation="softmax")).choose(output, FLAT)
+    choice = ms.AutoTarget(readings(activation="softmax")).choose(output, FLAT)
     labels = choice.target.bind(output, FLAT).labels
     assert len(labels) == 10
     assert 12 in labels
     assert "the largest of 15" in choice.words
-    assert len(AutoTarget(classes="all").bind(output, FLAT).labels) == 17
+    assert len(ms.AutoTarget(classes="all").bind(output, FLAT).labels) == 17
 
 
 def test_first_part_that_is_named_like_a_prediction_is_explained() -> None:
     output = {"edges": torch.randn(1, 2, 4, 4), "class_map": segmentation(), "features": [torch.rand(1, 8, 2, 2)]}
-    choice = AutoTarget({"class_map": Reading("sigmoid")}).choose(output, FLAT)
+    choice = ms.AutoTarget({"class_map": Reading("sigmoid")}).choose(output, FLAT)
     assert choice.path == ("class_map",)
     assert choice.target.activation == "sigmoid"  # type: ignore[attr-defined]
-    assert AutoTarget(output="edges").choose(output, FLAT).path == ("edges",)
-    assert AutoTarget().choose([segmentation(), torch.rand(1, 4, 2, 2)], FLAT).path == (0,)
+    assert ms.AutoTarget(output="edges").choose(output, FLAT).path == ("edges",)
+    assert ms.AutoTarget().choose([segmentation(), torch.rand(1, 4, 2, 2)], FLAT).path == (0,)
 
 
 def test_landmarks_are_explained_by_how_near_they_stay() -> None:
     output = torch.arange(20.0).reshape(1, 2, 10)
-    choice = AutoTarget().choose(output, FLAT)
-    assert isinstance(choice.target, EmbeddingSimilarity)
-    bound = AutoTarget().bind(output, FLAT)
+    assert isinstance(ms.AutoTarget().choose(output, FLAT).target, ms.EmbeddingSimilarity)
+    bound = ms.AutoTarget().bind(output, FLAT)
     moved = output.clone()
     moved[0, 0, 0] += 3
     moved[0, 1, 0] += 4
     assert bound(torch.cat([output, moved])).flatten().tolist() == pytest.approx([0, -5])
-    assert isinstance(AutoTarget(classes=[3]).choose(output, FLAT).target, RegressionScore)
+    assert isinstance(ms.AutoTarget(classes=[3]).choose(output, FLAT).target, ms.RegressionScore)
 
 
 @pytest.mark.parametrize("given", [{"activation": "softmax", "classes": [1]}, {"activation": "sigmoid"},
@@ -202,21 +191,21 @@ def test_numbers_of_another_shape_are_not_taken_for_classes(size: tuple[int, ...
     output = torch.randn(size, generator=torch.Generator().manual_seed(2))
     words = r"(softmax'?|sigmoid'|argmax)( of the postprocessing)? needs classes \(B, C\) or channels"
     with pytest.raises(ValueError, match=rf"{words}.* is \(B.*return the classes alone.*--saliency_activation none"):
-        AutoTarget(**given).bind(output, FLAT)
+        ms.AutoTarget(**given).bind(output, FLAT)
     if size == (1, 1, 3):  # what the error says
-        bound = AutoTarget(classes=[1], activation="softmax").bind(output[:, 0], FLAT)
+        bound = ms.AutoTarget(classes=[1], activation="softmax").bind(output[:, 0], FLAT)
         first, second, third = output.flatten().exp().tolist()
         assert bound(output[:, 0]).item() == pytest.approx(second / (first + second + third), rel=1e-5)
-    raw = AutoTarget(**{**given, "activation": "none", "classes": [0]}).bind(output, FLAT)
+    raw = ms.AutoTarget(**{**given, "activation": "none", "classes": [0]}).bind(output, FLAT)
     assert raw(output).item() == output.flatten()[0].item()
 
 
-SIGMOID, SOFTMAX = Activationsd("pred", sigmoid=True), Activationsd("pred", softmax=True)
+SIGMOID, SOFTMAX = mt.Activationsd("pred", sigmoid=True), mt.Activationsd("pred", softmax=True)
 NONE: Callable[[torch.Tensor], torch.Tensor] = torch.nn.Identity()
 #: what comes before the threshold, the activation that is asked for, what the network ends in, and what is scored
 THRESHOLDS: dict[str, tuple[list[Any], str | None, Callable[..., Any], Callable[..., Any]]] = {
     "sigmoid": ([SIGMOID], None, NONE, torch.sigmoid),
-    "a function": ([Lambdad("pred", func=torch.sigmoid)], "sigmoid", NONE, torch.sigmoid),
+    "a function": ([mt.Lambdad("pred", func=torch.sigmoid)], "sigmoid", NONE, torch.sigmoid),
     "softmax": ([SOFTMAX], None, NONE, partial(torch.softmax, dim=1)),
     "logits are asked for": ([SIGMOID], "none", NONE, NONE),
     "logits": ([], None, NONE, torch.sigmoid),
@@ -229,8 +218,8 @@ THRESHOLDS: dict[str, tuple[list[Any], str | None, Callable[..., Any], Callable[
 def test_what_is_predicted_is_what_the_bundle_predicts(kind: str, threshold: float) -> None:
     """The voxels, or the classes, where its own postprocessing writes 1."""
     steps, activation, ends_in, scored = THRESHOLDS[kind]
-    transform = Compose([*steps, AsDiscreted("pred", threshold=threshold)])
-    target = AutoTarget(read_postprocessing(transform), activation=activation)
+    transform = mt.Compose([*steps, mt.AsDiscreted("pred", threshold=threshold)])
+    target = ms.AutoTarget(read_postprocessing(transform), activation=activation)
     for shape in [(1, 4, 6, 6), (1, 12)]:
         output = ends_in(2 * torch.randn(shape, generator=torch.Generator().manual_seed(1)) - 1)
         output[0, 1] = output[0, 1].round()  # a sigmoid of 0 is one half
@@ -251,56 +240,54 @@ def detections(scores: list[float]) -> list[dict[str, torch.Tensor]]:
 
 
 def test_boxes_are_explained_where_sure_else_the_surest() -> None:
-    found = AutoTarget().choose(detections([0.9, 0.2, 0.6]), SOLID)
-    assert isinstance(found.target, DetectionScore)
-    assert AutoTarget().bind(detections([0.9, 0.2, 0.6]), SOLID)(detections([0.9, 0.2, 0.6])).shape == (1, 2)
-    unsure = AutoTarget().bind(detections([0.1, 0.2]), SOLID)
+    found = ms.AutoTarget().choose(detections([0.9, 0.2, 0.6]), SOLID)
+    assert isinstance(found.target, ms.DetectionScore)
+    assert ms.AutoTarget().bind(detections([0.9, 0.2, 0.6]), SOLID)(detections([0.9, 0.2, 0.6])).shape == (1, 2)
+    unsure = ms.AutoTarget().bind(detections([0.1, 0.2]), SOLID)
     torch.testing.assert_close(unsure(detections([0.1, 0.2])), torch.tensor([[0.2]]))
     assert finds_nothing({key: value[:0] for key, value in detections([0.1])[0].items()})
     assert not finds_nothing(detections([0.1])[0])
     assert finds_nothing({"boxes": torch.zeros(0), "scores": torch.zeros(0)})
     assert not finds_nothing(torch.zeros(0, 4))
     with pytest.raises(ValueError, match="`classes` chooses no boxes: leave it out"):
-        AutoTarget(classes=[1]).choose(detections([0.9]), SOLID)
+        ms.AutoTarget(classes=[1]).choose(detections([0.9]), SOLID)
     with pytest.raises(ValueError, match="`activation` changes no boxes"):
-        AutoTarget(activation="sigmoid").choose(detections([0.9]), SOLID)
+        ms.AutoTarget(activation="sigmoid").choose(detections([0.9]), SOLID)
 
 
 def test_labels_and_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="int64 labels"):
-        AutoTarget().bind(torch.zeros(1, 1, 4, 4, dtype=torch.long), FLAT)
+        ms.AutoTarget().bind(torch.zeros(1, 1, 4, 4, dtype=torch.long), FLAT)
     with pytest.raises(ValueError, match="no tensor that could be explained"):
-        AutoTarget().bind({"text": "a report"}, FLAT)
+        ms.AutoTarget().bind({"text": "a report"}, FLAT)
     with pytest.raises(ValueError, match="'predicted' or 'all', got 'best'"):
-        AutoTarget(classes="best")
+        ms.AutoTarget(classes="best")
 
 
-# What a bundle's postprocessing makes of a prediction, as it is read from its transforms. -----------------------------
-
-
+# What a bundle's postprocessing makes of a prediction, as it is read from its transforms.
 def twice(values: Any) -> Any:
     return 2 * values
 
 
-class Own(MapTransform):
+class Own(mt.MapTransform):
     """Somebody's own."""
 
     def __call__(self, data: Any) -> Any:
         return {**data, "pred": twice(data["pred"])}
 
 
-class Saves(SaveImaged):
+class Saves(mt.SaveImaged):
     """Somebody's own, of a kind that leaves the numbers."""
 
 
 def test_postprocessing_is_read_key_by_key() -> None:
-    transform = Compose(
+    transform = mt.Compose(
         [
-            Activationsd(keys="pred", softmax=True),
-            Compose([Invertd("pred", Compose([]), orig_keys="image"), SaveImaged("pred")]),
-            AsDiscreted(keys=["pred", "label"], argmax=[True, False], to_onehot=[2, 2]),
-            Activationsd(keys=["type", "edge"], sigmoid=[False, True], softmax=[True, False]),
-            AsDiscreted(keys="edge", threshold=0.5),
+            mt.Activationsd(keys="pred", softmax=True),
+            mt.Compose([mt.Invertd("pred", mt.Compose([]), orig_keys="image"), mt.SaveImaged("pred")]),
+            mt.AsDiscreted(keys=["pred", "label"], argmax=[True, False], to_onehot=[2, 2]),
+            mt.Activationsd(keys=["type", "edge"], sigmoid=[False, True], softmax=[True, False]),
+            mt.AsDiscreted(keys="edge", threshold=0.5),
         ]
     )
     assert read_postprocessing(transform) == {
@@ -318,14 +305,14 @@ READ_SIGMOID, READ_SOFTMAX = Reading("sigmoid"), Reading("softmax")
 @pytest.mark.parametrize(
     ("transform", "reading"),
     [
-        (Activations(sigmoid=True), READ_SIGMOID),
-        (AsDiscrete(threshold=0.3), Reading(None, "threshold", threshold=0.3)),
-        (AsDiscreted(["label", "pred"], threshold=[0.3, 0.7]), Reading(None, "threshold", threshold=0.7)),
+        (mt.Activations(sigmoid=True), READ_SIGMOID),
+        (mt.AsDiscrete(threshold=0.3), Reading(None, "threshold", threshold=0.3)),
+        (mt.AsDiscreted(["label", "pred"], threshold=[0.3, 0.7]), Reading(None, "threshold", threshold=0.7)),
         # What leaves the prediction's numbers.
-        *((each, None) for each in (Saves("pred"), Lambdad("image", func=twice), Own("image"))),
-        (Lambdad("pred", func=twice, overwrite=False), None),
-        (Compose([Activationsd("pred", softmax=True), Own("pred")]), READ_SOFTMAX),
-        (Compose([AsDiscreted("pred", argmax=True), Own("pred")]), Reading(None, "argmax")),
+        *((each, None) for each in (Saves("pred"), mt.Lambdad("image", func=twice), Own("image"))),
+        (mt.Lambdad("pred", func=twice, overwrite=False), None),
+        (mt.Compose([mt.Activationsd("pred", softmax=True), Own("pred")]), READ_SOFTMAX),
+        (mt.Compose([mt.AsDiscreted("pred", argmax=True), Own("pred")]), Reading(None, "argmax")),
     ],
 )
 def test_what_is_known(transform: Any, reading: Reading | None) -> None:
@@ -335,18 +322,17 @@ def test_what_is_known(transform: Any, reading: Reading | None) -> None:
 @pytest.mark.parametrize(
     ("transform", "words"),
     [
-        (Activations(other=twice), "applies twice to it"),
-        (Lambdad("pred", func=twice), "applies twice to it"),
+        (mt.Activations(other=twice), "applies twice to it"),
+        (mt.Lambdad("pred", func=twice), "applies twice to it"),
         (torch.sigmoid, "applies sigmoid to it"),
         (Own("pred"), "applies Own to it"),
-        (ScaleIntensityd("pred"), "applies ScaleIntensityd to it"),
+        (mt.ScaleIntensityd("pred"), "applies ScaleIntensityd to it"),
         (VistaPostTransformd("pred"), "applies VistaPostTransformd to it"),
-        (AsDiscrete(rounding="torchrounding"), "rounds it"),
-        (AsDiscrete(threshold=torch.tensor([0.2, 0.3])), "compares it with a Tensor"),
-        (Compose([Lambdad("pred", func=twice), Activationsd("pred", sigmoid=True)]), "applies twice to it"),
-        (Compose([Activationsd("pred", sigmoid=True), Lambdad("pred", func=twice), AsDiscreted("pred", threshold=0.5)]),
-         "applies twice to it"),
-        (Compose([Activations(True, True), AsDiscrete(argmax=True)]), "applies a softmax to its sigmoid"),
+        (mt.AsDiscrete(rounding="torchrounding"), "rounds it"),
+        (mt.AsDiscrete(threshold=torch.tensor([0.2, 0.3])), "compares it with a Tensor"),
+        (mt.Compose([mt.Lambdad("pred", func=twice), mt.Activationsd("pred", sigmoid=True)]), "applies twice to it"),
+        (mt.Compose([SIGMOID, mt.Lambdad("pred", func=twice), mt.AsDiscreted("pred", threshold=0.5)]), "applies twice"),
+        (mt.Compose([mt.Activations(True, True), mt.AsDiscrete(argmax=True)]), "applies a softmax to its sigmoid"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_said(transform: Any, words: str) -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -8,12 +6,9 @@ import torch
 from monai.apps.detection.networks.retinanet_detector import RetinaNetDetector
 from monai.apps.detection.utils.anchor_utils import AnchorGeneratorWithAnchorShape
 
-from monai_saliency.cases import Case
-from monai_saliency.methods import rise
-from monai_saliency.networks.inputs import ListInput
-from monai_saliency.targets import DetectionScore
+import monai_saliency as ms
 
-CASES = {2: Case("ct_7", torch.zeros(1, 20, 20)), 3: Case("ct_7", torch.zeros(1, 20, 20, 20))}
+CASES = {2: ms.Case("ct_7", torch.zeros(1, 20, 20)), 3: ms.Case("ct_7", torch.zeros(1, 20, 20, 20))}
 KEYS = ("boxes", "labels", "labels_scores")
 
 
@@ -68,7 +63,7 @@ def test_equals_the_paper_in_plain_loops(dims: int, classes: int, double: bool) 
     (reference,) = detections([6], dims, classes, seed=1, double=double)
     perturbed = detections([5, 0, 1, 9, 0, 3], dims, classes, seed=2, double=double)
     perturbed[3] = {key: torch.cat([value, reference[key]]) for key, value in perturbed[3].items()}
-    bound = DetectionScore(0.0).bind([reference], CASES[dims])
+    bound = ms.DetectionScore(0.0).bind([reference], CASES[dims])
     sure = reference["labels_scores"].amax(1) if classes else reference["labels_scores"]
     ordered = pick(reference, sure.argsort(descending=True).tolist())
     expected = torch.tensor([slow_similarity(ordered, image) for image in perturbed])
@@ -92,30 +87,29 @@ class TestByHand:
     REFERENCE = join(box(0, 0, 4, 4, score=0.8), box(8, 8, 12, 10, label=0, score=0.9), box(0, 0, 2, 2, score=0.3))
 
     def test_reference_boxes_are_those_above_the_threshold_the_highest_first(self) -> None:
-        bound = DetectionScore().bind([self.REFERENCE], CASES[2])
+        bound = ms.DetectionScore().bind([self.REFERENCE], CASES[2])
         assert bound.labels == ["box 1 (class 0)", "box 2 (class 1)"]
         torch.testing.assert_close(bound([self.REFERENCE]), torch.tensor([[0.9, 0.8]]))
         described = bound.describe()
         assert (described["prediction"], described["probability"]) == (0, pytest.approx(0.9))
-        assert DetectionScore(max_boxes=1).bind([self.REFERENCE], CASES[2]).labels == ["box 1 (class 0)"]
-        assert len(DetectionScore(0.3).bind([self.REFERENCE], CASES[2]).labels) == 3
+        assert ms.DetectionScore(max_boxes=1).bind([self.REFERENCE], CASES[2]).labels == ["box 1 (class 0)"]
+        assert len(ms.DetectionScore(0.3).bind([self.REFERENCE], CASES[2]).labels) == 3
 
     def test_moved_relabelled_and_lost_boxes(self) -> None:
-        bound = DetectionScore().bind([self.REFERENCE], CASES[2])
+        bound = ms.DetectionScore().bind([self.REFERENCE], CASES[2])
         moved = join(box(8, 8, 12, 12, label=0, score=0.5), box(2, 0, 6, 4, score=0.6))
         relabelled = join(box(8, 8, 12, 10, label=1), box(0, 0, 4, 4, label=2))
         scores = bound([moved, relabelled, pick(moved, [])])
-        expected = [[0.5 * 0.5, 0.6 * 8 / 24], [0, 0], [0, 0]]
-        torch.testing.assert_close(scores, torch.tensor(expected))
+        torch.testing.assert_close(scores, torch.tensor([[0.5 * 0.5, 0.6 * 8 / 24], [0, 0], [0, 0]]))
 
     def test_given_boxes(self) -> None:
         """A lesion that was missed: what would bring it up?"""
         missed = torch.tensor([[10.0, 0, 14, 4], [0, 0, 4, 4]])
         output = [join(self.REFERENCE, box(10, 0, 14, 2, label=2, score=0.1))]
-        bound = DetectionScore(boxes=missed).bind(output, CASES[2])
+        bound = ms.DetectionScore(boxes=missed).bind(output, CASES[2])
         assert bound.labels == ["box 1 (any class)", "box 2 (any class)"]
         torch.testing.assert_close(bound(output), torch.tensor([[0.05, 0.8]]))
-        bound = DetectionScore(boxes=missed, classes=[0, 1]).bind(output, CASES[2])
+        bound = ms.DetectionScore(boxes=missed, classes=[0, 1]).bind(output, CASES[2])
         assert bound.labels == ["box 1 (class 0)", "box 2 (class 1)"]
         torch.testing.assert_close(bound(output), torch.tensor([[0.0, 0.8]]))
 
@@ -123,7 +117,7 @@ class TestByHand:
         """The cosine of the scores (0.6, 0.8) with the second class alone is 0.8; without objectness that is 1."""
         boxes = torch.tensor([[0.0, 0, 4, 4]])
         output = [{"boxes": boxes, "labels_scores": torch.tensor([[0.6, 0.8]])}]
-        bound = DetectionScore(boxes=boxes, classes=[1]).bind(output, CASES[2])
+        bound = ms.DetectionScore(boxes=boxes, classes=[1]).bind(output, CASES[2])
         torch.testing.assert_close(bound(output), torch.tensor([[0.8]]))
 
     @pytest.mark.parametrize(
@@ -131,7 +125,7 @@ class TestByHand:
     )
     def test_keys_of_monai_the_model_zoo_and_torchvision_and_ones_own(self, keys: tuple[str, ...]) -> None:
         output = [dict(zip(keys, (self.REFERENCE[key] for key in KEYS), strict=True))]
-        target = DetectionScore(keys=keys if keys[0] == "a" else None)
+        target = ms.DetectionScore(keys=keys if keys[0] == "a" else None)
         torch.testing.assert_close(target.bind(output, CASES[2])(output), torch.tensor([[0.9, 0.8]]))
 
     @pytest.mark.parametrize(
@@ -152,19 +146,19 @@ class TestByHand:
     )
     def test_what_it_cannot_explain(self, output: Any, settings: dict, match: str) -> None:
         with pytest.raises(ValueError, match=f".*{match}"):
-            DetectionScore(**settings).bind(output, CASES[2])
+            ms.DetectionScore(**settings).bind(output, CASES[2])
 
     def test_a_label_is_what_the_detector_calls_it(self) -> None:
         """Also beside the scores of all classes, where labels may begin at 1. Logits are no probability."""
         output = {"boxes": torch.tensor([[0.0, 0, 4, 4]]), "scores": torch.tensor([[0.1, 0.7]])}
-        assert DetectionScore().bind([output], CASES[2]).describe() == {
+        assert ms.DetectionScore().bind([output], CASES[2]).describe() == {
             "prediction": 1,
             "probability": pytest.approx(0.7),
         }
-        bound = DetectionScore().bind([{**output, "labels": torch.tensor([2])}], CASES[2])
+        bound = ms.DetectionScore().bind([{**output, "labels": torch.tensor([2])}], CASES[2])
         assert (bound.labels, bound.describe()["prediction"]) == (["box 1 (class 2)"], 2)
         logits = {**output, "scores": torch.tensor([[-1.0, 3.0]])}
-        assert DetectionScore().bind([logits], CASES[2]).describe() == {"prediction": 1}
+        assert ms.DetectionScore().bind([logits], CASES[2]).describe() == {"prediction": 1}
 
     @pytest.mark.parametrize(
         ("change", "match"),
@@ -177,7 +171,7 @@ class TestByHand:
     )
     def test_detections_of_another_form(self, change: dict[str, Any], match: str) -> None:
         with pytest.raises(ValueError, match=f".*{match}"):
-            DetectionScore().bind([{**box(8, 8, 12, 10), **change}], CASES[2])
+            ms.DetectionScore().bind([{**box(8, 8, 12, 10), **change}], CASES[2])
 
 
 class _Heads(torch.nn.Module):
@@ -201,7 +195,7 @@ def test_monai_detector_equals_one_image_at_a_time() -> None:
     detector = RetinaNetDetector(_Heads(), AnchorGeneratorWithAnchorShape((1,), base_anchor_shapes=((6, 6, 6),)))
     detector.set_box_selector_parameters(score_thresh=0.5)
     images = torch.rand(2, 1, 16, 16, 12, generator=torch.Generator().manual_seed(0))
-    explain = rise(6, 3, target=DetectionScore(0.0), inputs=ListInput(), mask_batch_size=5)
+    explain = ms.rise(6, 3, target=ms.DetectionScore(0.0), inputs=ms.ListInput(), mask_batch_size=5)
     explanations = explain.explain(images, detector)
     assert len({len(explanation.scores[0]) for explanation in explanations}) == 2
     detector.eval()

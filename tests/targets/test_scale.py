@@ -1,23 +1,23 @@
 """A saturated probability is explained by its log-odds, and one class against another by the difference of both."""
 
-from __future__ import annotations
-
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.examples import target_examples
 from helpers.targets import FLAT
 
+import monai_saliency as ms
 from monai_saliency.cases import Case
-from monai_saliency.targets import ClassScore, RegionScore
-from monai_saliency.targets.auto import AutoTarget
+from monai_saliency.targets import BoundTarget, ClassScore, RegionScore, Target
 
 SURE = torch.tensor([[30.0, -2.0, 1.0]])
 VOLUME = torch.tensor([[[[9.0, 8.0]], [[0.0, 1.0]]]])
-FLAT_2D = Case("ct_7", torch.zeros(1, 1, 2))
+FLAT_2D = ms.Case("ct_7", torch.zeros(1, 1, 2))
 
 
 def exact(logits: list[float], each: int, kind: str) -> float:
@@ -28,9 +28,9 @@ def exact(logits: list[float], each: int, kind: str) -> float:
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 def test_log_odds_are_those_of_the_logits_where_the_probability_rounds_to_one(activation: str) -> None:
-    bound = ClassScore("all", activation, "auto").bind(SURE, FLAT)
+    bound = ms.ClassScore("all", activation, "auto").bind(SURE, FLAT)
     other = torch.tensor([[0.5, 60.0, -20.0]])
-    plain = ClassScore("all", activation, "probability").bind(SURE, FLAT)
+    plain = ms.ClassScore("all", activation, "probability").bind(SURE, FLAT)
     assert float(plain(SURE)[0, 0]) == 1.0
     saturated = [not 0.01 <= score <= 0.99 for score in plain(SURE)[0].tolist()]
     for output in (SURE, other):
@@ -48,7 +48,7 @@ def test_the_unperturbed_probability_of_the_class_itself_decides(probability: fl
     logit = math.log(probability / (1 - probability))
     output = torch.tensor([[logit, 0.3]], dtype=torch.float64)
     for classes in ([0], [1, 0]):  # law 11
-        bound = ClassScore(classes, "sigmoid", "auto").bind(output, FLAT)
+        bound = ms.ClassScore(classes, "sigmoid", "auto").bind(output, FLAT)
         assert float(bound(output)[0, -1]) == pytest.approx(logit if saturated else probability)
         quantity = bound.quantities()[-1]
         assert quantity.reported(float(bound(output)[0, -1])) == pytest.approx(probability)
@@ -57,23 +57,23 @@ def test_the_unperturbed_probability_of_the_class_itself_decides(probability: fl
 def test_a_network_without_logits_is_clamped_at_its_rounding(caplog: pytest.LogCaptureFixture) -> None:
     output = torch.tensor([[1.0, 0.0]])
     with caplog.at_level(logging.INFO, "monai_saliency"):
-        bound = ClassScore([0, 1], "none", "auto").bind(output, FLAT)
+        bound = ms.ClassScore([0, 1], "none", "auto").bind(output, FLAT)
     rounding = 2.0**-23
     wanted = math.log((1 - rounding) / rounding)
     assert bound(output)[0].tolist() == pytest.approx([wanted, -wanted])
     assert "ct_7: the probability 1, 0 is saturated" in caplog.text
     assert bound.quantities()[0] == ("log-odds of the clamped network output of the class", "log-odds")
     # Logits are not probabilities, however large they are; nor is one number.
-    assert ClassScore([0], "none", "auto").bind(SURE, FLAT).quantities()[0].unit == "network output"
-    assert ClassScore([0], "none", "auto").bind(torch.tensor([[1.0]]), FLAT).quantities()[0].unit == "network output"
+    assert ms.ClassScore([0], "none", "auto").bind(SURE, FLAT).quantities()[0].unit == "network output"
+    assert ms.ClassScore([0], "none", "auto").bind(torch.tensor([[1.0]]), FLAT).quantities()[0].unit == "network output"
     with pytest.raises(ValueError, match=r"`scale` 'log_odds' needs probabilities, .* lie in \[30, 30\]"):
-        ClassScore([0], "none", "log_odds").bind(SURE, FLAT)
+        ms.ClassScore([0], "none", "log_odds").bind(SURE, FLAT)
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 def test_the_mean_probability_in_a_region(activation: str) -> None:
     """Against the mean in float64; it is a sum over voxels no more."""
-    target = RegionScore(0, activation, "all", scale="auto")
+    target = ms.RegionScore(0, activation, "all", scale="auto")
     bound = target.bind(VOLUME, FLAT_2D)
     logits = VOLUME.double().numpy()[0, :, 0]
     each = logits[0] - logits[1] if activation == "softmax" else logits[0]
@@ -83,14 +83,14 @@ def test_the_mean_probability_in_a_region(activation: str) -> None:
     weak = VOLUME / 9
     bound = target.bind(weak, FLAT_2D)
     assert bound.additive
-    assert torch.equal(bound(weak), RegionScore(0, activation, "all").bind(weak, FLAT_2D)(weak))
+    assert torch.equal(bound(weak), ms.RegionScore(0, activation, "all").bind(weak, FLAT_2D)(weak))
 
 
 class TestAgainst:
     OUTPUT = torch.tensor([[2.0, 1.0, -1.0]])
 
     def test_difference_of_probabilities(self) -> None:
-        bound = ClassScore("predicted", "softmax", against=1).bind(self.OUTPUT, FLAT)
+        bound = ms.ClassScore("predicted", "softmax", against=1).bind(self.OUTPUT, FLAT)
         own = self.OUTPUT.softmax(1)[0]
         assert float(bound(self.OUTPUT)) == pytest.approx(float(own[0] - own[1]))
         assert list(bound.labels) == ["class 0 against class 1"]
@@ -99,16 +99,15 @@ class TestAgainst:
     @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
     def test_difference_of_logits(self, activation: str) -> None:
         """What a third class says does not count."""
-        bound = ClassScore([0], activation, "log_odds", 1).bind(self.OUTPUT, FLAT)
+        bound = ms.ClassScore([0], activation, "log_odds", 1).bind(self.OUTPUT, FLAT)
         for third in (-1.0, 50.0):
-            output = torch.tensor([[2.0, 1.0, third]])
-            assert float(bound(output)) == pytest.approx(1.0, abs=1e-5)
+            assert float(bound(torch.tensor([[2.0, 1.0, third]]))) == pytest.approx(1.0, abs=1e-5)
         assert bound.quantities() == [("difference of the logits of two classes", "logits")]
-        saturated = ClassScore([0], activation, "auto", 1).bind(SURE, FLAT)
+        saturated = ms.ClassScore([0], activation, "auto", 1).bind(SURE, FLAT)
         assert float(saturated(SURE)) == pytest.approx(32.0)
 
     def test_of_the_automatic_target(self) -> None:
-        target = AutoTarget(activation="softmax", against=2)
+        target = ms.AutoTarget(activation="softmax", against=2)
         assert target.choose(self.OUTPUT, FLAT).words.endswith("of the predicted class against class 2")
         assert list(target.bind(self.OUTPUT, FLAT).labels) == ["class 0 against class 2"]
         with pytest.raises(ValueError, match="`against` is for classes of the whole image, and this is segmentation"):
@@ -123,4 +122,56 @@ class TestAgainst:
     )
     def test_refused(self, settings: dict[str, Any], match: str) -> None:
         with pytest.raises(ValueError, match=match):
-            ClassScore("predicted", "softmax", **settings).bind(self.OUTPUT, FLAT)
+            ms.ClassScore("predicted", "softmax", **settings).bind(self.OUTPUT, FLAT)
+
+
+# What every target says of its scores: their words and unit, and whether they are sums over voxels, or linear.
+PARTS = [(slice(0, 3), slice(0, 8)), (slice(3, 8), slice(0, 5)), (slice(3, 8), slice(5, 8))]
+FLAT_8 = Case("ct_7", torch.zeros(1, 8, 8))
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize(("kind", "target", "output"), target_examples())
+def test_every_target_names_its_scores(kind: str, target: Target | None, output: Any, dims: int) -> None:
+    if target is None or output is None:
+        pytest.fail(f"The target {kind.partition(' ')[0]} has no example in TARGETS of tests/helpers/examples.py")
+    bound = target.bind(output(dims), Case("ct_7", torch.zeros(1, *[8] * dims)))
+    assert type(bound).quantity is not BoundTarget.quantity
+    assert all(bound.quantity())
+
+
+@pytest.mark.parametrize(
+    ("target", "output", "expected"),
+    [
+        (ClassScore([1], "softmax"), [[0.3, 2.1]], ("softmax probability of the class", "probability")),
+        (ClassScore([1], "none"), [[0.3, 2.1]], ("network output of the class", "network output")),
+        # Its channel is 0, which beside the prediction 0 would be read as the score of the class 0.
+        (ClassScore([0], "sigmoid"), [[-2.0]],
+         ("sigmoid probability of prediction 1, the network's one output", "probability")),
+    ],
+)  # fmt: skip
+def test_in_words(target: Target, output: list[list[float]], expected: tuple[str, str]) -> None:
+    assert target.bind(torch.tensor(output), FLAT_8).quantity() == expected
+
+
+@pytest.mark.parametrize(("kind", "target", "output"), target_examples())
+@pytest.mark.filterwarnings("ignore:.*already looks like probabilities")
+def test_sums_over_voxels(kind: str, target: Target, output: Callable[[int], Any]) -> None:
+    reference = output(2)
+    bound = target.bind(reference, FLAT_8)
+    assert bound.additive == target.is_additive
+    if not target.is_additive:
+        assert not target.is_linear
+        return
+    draw = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(*reference.shape, dtype=torch.float64, generator=draw) for _ in range(2))
+    middle = bound(0.3 * one + 0.7 * other)
+    assert torch.allclose(middle, 0.3 * bound(one) + 0.7 * bound(other), rtol=1e-9) == target.is_linear
+    read = slice(None) if bound.channels_read is None else list(bound.channels_read)
+    sums = sum(bound.contribution(one[:, read][(..., *box)], box) for box in PARTS)
+    torch.testing.assert_close(sums, bound(one))
+
+
+def test_a_mean_of_logits_is_linear() -> None:
+    assert RegionScore(0, "none").is_linear
+    assert not RegionScore(0, "softmax").is_linear

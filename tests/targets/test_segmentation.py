@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -7,8 +5,7 @@ import torch
 from helpers.targets import FLAT, LABELLED, LOGITS, SEGMENTATION
 from monai.losses import DiceLoss
 
-from monai_saliency.cases import Case
-from monai_saliency.targets import DiceScore, RegionScore
+import monai_saliency as ms
 
 
 class TestRegionScore:
@@ -18,7 +15,7 @@ class TestRegionScore:
 
     def test_predicted_region_is_frozen(self) -> None:
         """A perturbation that moves the segmentation lowers the score, and does not move the question."""
-        bound = RegionScore([1, 0], "none").bind(self.OUTPUT, FLAT)
+        bound = ms.RegionScore([1, 0], "none").bind(self.OUTPUT, FLAT)
         assert torch.equal(bound(self.MOVED), torch.zeros(1, 2))
         torch.testing.assert_close(bound(torch.cat([self.MOVED, self.OUTPUT])), torch.tensor([[0, 0], [4, 7 / 3]]))
 
@@ -26,12 +23,12 @@ class TestRegionScore:
         """Channels overlap under a sigmoid: each has the voxels where its own probability is above one half."""
         logit = math.log(1.25)  # a probability of 5 / 9
         output = torch.tensor([[[[logit, -logit, logit], [-1.0, 0.0, -1.0]], [[logit, logit, -1.0], [-1.0] * 3]]])
-        bound = RegionScore([0, 1], "sigmoid").bind(output, FLAT)
+        bound = ms.RegionScore([0, 1], "sigmoid").bind(output, FLAT)
         torch.testing.assert_close(bound(output), torch.tensor([[5 / 9, 5 / 9]]))
         torch.testing.assert_close(bound(-output), torch.tensor([[4 / 9, 4 / 9]]))
 
     def test_softmax_by_hand(self) -> None:
-        bound = RegionScore(1, "softmax").bind(self.OUTPUT, FLAT)
+        bound = ms.RegionScore(1, "softmax").bind(self.OUTPUT, FLAT)
         expected = sum(1 / (1 + math.exp(-d)) for d in (2.0, 4.0, 6.0)) / 3
         assert float(bound(self.OUTPUT)) == pytest.approx(expected)
         assert float(bound(self.MOVED)) == pytest.approx(1 - expected)
@@ -39,7 +36,7 @@ class TestRegionScore:
     @pytest.mark.parametrize("shape", [(2, 3), (1, 2, 3), (1, 1, 2, 3)])
     def test_label_in_its_three_shapes(self, shape: tuple[int, ...]) -> None:
         label = torch.tensor([[0, 5, 0], [1, 0, 0]]).reshape(shape)
-        bound = RegionScore([0, 1], "none", region=label).bind(self.OUTPUT, FLAT)
+        bound = ms.RegionScore([0, 1], "none", region=label).bind(self.OUTPUT, FLAT)
         assert torch.equal(bound(self.OUTPUT), torch.tensor([[2.0, 1.0]]))
 
     @pytest.mark.parametrize(
@@ -53,13 +50,13 @@ class TestRegionScore:
     )
     def test_settings_that_do_not_fit_the_case(self, settings: dict, match: str) -> None:
         with pytest.raises(ValueError, match=match):
-            RegionScore(activation="none", **settings).bind(self.OUTPUT, FLAT)
+            ms.RegionScore(activation="none", **settings).bind(self.OUTPUT, FLAT)
 
     @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
     def test_empty_predicted_region(self, activation: str) -> None:
         output = torch.stack([torch.full((2, 3), 3.0), torch.full((2, 3), -3.0)])[None]
         with pytest.raises(ValueError, match=r"the predicted region.* of channel 1 is empty.*region='all'"):
-            RegionScore(1, activation).bind(output, FLAT)
+            ms.RegionScore(1, activation).bind(output, FLAT)
 
     @pytest.mark.parametrize(
         ("output", "activation", "match"),
@@ -73,22 +70,22 @@ class TestRegionScore:
     )
     def test_outputs_it_cannot_read(self, output: object, activation: str, match: str) -> None:
         with pytest.raises(ValueError, match=match):
-            RegionScore(0, activation).bind(output, FLAT)
+            ms.RegionScore(0, activation).bind(output, FLAT)
 
 
 class TestPredictedChannels:
     def test_all_that_have_a_voxel_but_the_background(self) -> None:
         output = torch.zeros(1, 4, 2, 3)
         output[0, 0, 0] = output[0, 3, 1] = 2.0
-        assert list(RegionScore("predicted", "softmax").bind(output, FLAT).labels) == [3]
-        assert list(DiceScore("predicted", "sigmoid").bind(output, FLAT).labels) == [0, 3]
+        assert list(ms.RegionScore("predicted", "softmax").bind(output, FLAT).labels) == [3]
+        assert list(ms.DiceScore("predicted", "sigmoid").bind(output, FLAT).labels) == [0, 3]
 
     def test_none(self) -> None:
         output = torch.full((1, 3, 2, 3), -1.0)
         with pytest.raises(ValueError, match=r"segments nothing: .* each of its 3 channels"):
-            RegionScore("predicted", "softmax").bind(output, FLAT)
+            ms.RegionScore("predicted", "softmax").bind(output, FLAT)
         with pytest.raises(ValueError, match=r"segments nothing: .* each of its 3 channels"):
-            RegionScore("predicted", "sigmoid").bind(output, FLAT)
+            ms.RegionScore("predicted", "sigmoid").bind(output, FLAT)
 
 
 class TestDiceScore:
@@ -96,7 +93,7 @@ class TestDiceScore:
         """Three voxels of probability 1, 0.5 and 0 outside of a region of two voxels of 1: 2 * 1.5 / (1.5 + 2)."""
         reference = torch.tensor([[[[0.9, 0.9, 0.1], [0.1, 0.1, 0.1]]]]).logit()
         moved = torch.tensor([[[[1.0, 0.5, 0.0], [0.0, 0.0, 0.5]]]]).double()
-        bound = DiceScore(0, "sigmoid", smooth=0).bind(reference, FLAT)
+        bound = ms.DiceScore(0, "sigmoid", smooth=0).bind(reference, FLAT)
         scores = bound(torch.cat([moved.logit(), torch.full_like(moved, -torch.inf)]))
         torch.testing.assert_close(scores, torch.tensor([[3 / 4], [0.0]]).double())
 
@@ -105,8 +102,8 @@ class TestDiceScore:
     def test_is_one_less_the_loss_of_monai(self, activation: str, smooth: float) -> None:
         generator = torch.Generator().manual_seed(0)
         reference, output = torch.randn(2, 1, 3, 5, 4, 6, generator=generator, dtype=torch.float64)
-        case = Case("ct", torch.zeros(1, 5, 4, 6))
-        scores = DiceScore([2, 0], activation, smooth=smooth).bind(reference, case)(output)
+        case = ms.Case("ct", torch.zeros(1, 5, 4, 6))
+        scores = ms.DiceScore([2, 0], activation, smooth=smooth).bind(reference, case)(output)
         if activation == "softmax":
             region = torch.nn.functional.one_hot(reference.argmax(1), 3).permute(0, 4, 1, 2, 3)
         else:
@@ -121,9 +118,9 @@ def test_what_is_not_reached_changes_no_score(activation: str) -> None:
     output = torch.randn(1, 4, 6, 7, generator=torch.Generator().manual_seed(2))
     inside = torch.zeros(6, 7)
     inside[1:4, 2:6] = 1
-    case = Case("ct_7", torch.zeros(1, 6, 7))
-    assert RegionScore(2, activation, "all").bind(output, case).reach() is None
-    bound = RegionScore([2, 0], activation, inside).bind(output, case)
+    case = ms.Case("ct_7", torch.zeros(1, 6, 7))
+    assert ms.RegionScore(2, activation, "all").bind(output, case).reach() is None
+    bound = ms.RegionScore([2, 0], activation, inside).bind(output, case)
     assert torch.equal(bound.reach(), inside != 0)
     assert bound.channels_read == (None if activation == "softmax" else [0, 2])
     changed = torch.where(inside == 0, output + 5, output)
@@ -132,9 +129,7 @@ def test_what_is_not_reached_changes_no_score(activation: str) -> None:
     assert torch.equal(bound(changed), bound(output))
 
 
-# Regions of label maps, of other grids and of connected components, as a target reads them. ---------------------------
-
-
+# Regions of label maps, of other grids and of connected components, as a target reads them.
 class TestRegionsOfLabels:
     """Channels on a 2x3 image, and a label map of two organs, the values 1 and 4."""
 
@@ -143,27 +138,27 @@ class TestRegionsOfLabels:
     LABELS = LABELLED.labels
 
     def test_by_default_a_channel_has_the_label_of_its_index(self) -> None:
-        bound = RegionScore([1, 0], "none", "label").bind(self.OUTPUT, self.CASE)
+        bound = ms.RegionScore([1, 0], "none", "label").bind(self.OUTPUT, self.CASE)
         torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[4.0, 0.5]]))
 
     def test_false_positives(self) -> None:
         """Channel 1 wins at (0, 1), (0, 2) and (1, 2), and the label has the first and the last of these."""
-        bound = RegionScore(1, "none", "false_positive").bind(self.OUTPUT, self.CASE)
+        bound = ms.RegionScore(1, "none", "false_positive").bind(self.OUTPUT, self.CASE)
         torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[4.0]]))
         assert list(bound.labels) == [1]
         with pytest.raises(ValueError, match="the false positive region of channel 1 is empty"):
-            RegionScore(1, "none", "false_positive").bind(
-                self.OUTPUT, Case("ct_7", FLAT.image, labels=self.LABELS * 0 + 1)
+            ms.RegionScore(1, "none", "false_positive").bind(
+                self.OUTPUT, ms.Case("ct_7", FLAT.image, labels=self.LABELS * 0 + 1)
             )
 
     def test_labels_that_do_not_fit(self) -> None:
-        target = RegionScore(1, "none", "label")
+        target = ms.RegionScore(1, "none", "label")
         with pytest.raises(ValueError, match="the region is taken from the label map, and the case has none"):
             target.bind(self.OUTPUT, FLAT)
         with pytest.raises(ValueError, match=r"label map has spatial shape \(2, 2\), the image \(2, 3\)"):
-            target.bind(self.OUTPUT, Case("ct_7", FLAT.image, labels=self.LABELS[..., :2]))
+            target.bind(self.OUTPUT, ms.Case("ct_7", FLAT.image, labels=self.LABELS[..., :2]))
         with pytest.raises(ValueError, match="the label region of channel 1 is empty"):
-            target.bind(self.OUTPUT, Case("ct_7", FLAT.image, labels=self.LABELS * 0))
+            target.bind(self.OUTPUT, ms.Case("ct_7", FLAT.image, labels=self.LABELS * 0))
 
 
 class TestCoarserOutput:
@@ -176,11 +171,11 @@ class TestCoarserOutput:
         region = torch.zeros(8, 8)
         region[2:4, 2:6] = 1
         for shape in ((8, 8), (1, 8, 8), (1, 1, 8, 8)):
-            bound = RegionScore(0, "none", region.reshape(shape)).bind(self.OUTPUT, Case("ct", self.IMAGE))
+            bound = ms.RegionScore(0, "none", region.reshape(shape)).bind(self.OUTPUT, ms.Case("ct", self.IMAGE))
             torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[5.5]]))
-        case = Case("ct", self.IMAGE, labels=region[None])
+        case = ms.Case("ct", self.IMAGE, labels=region[None])
         torch.testing.assert_close(
-            RegionScore(0, "none", "label").bind(self.OUTPUT, case)(self.OUTPUT), torch.tensor([[5.5]])
+            ms.RegionScore(0, "none", "label").bind(self.OUTPUT, case)(self.OUTPUT), torch.tensor([[5.5]])
         )
 
 
@@ -188,20 +183,20 @@ class TestComponents:
     """A blob of three voxels that touch at corners, one of two, and one of one."""
 
     BLOBS = torch.tensor([[1, 0, 0, 0, 0], [0, 1, 0, 2, 2], [1, 0, 0, 0, 0], [0, 0, 0, 0, 3]])
-    CASE = Case("ct_7", torch.zeros(1, 4, 5), labels=BLOBS[None])
+    CASE = ms.Case("ct_7", torch.zeros(1, 4, 5), labels=BLOBS[None])
 
     def logits(self) -> torch.Tensor:
         return torch.where(self.BLOBS > 0, self.BLOBS, -1)[None, None].double()
 
     def test_largest_first_each_with_its_own_mean(self) -> None:
-        bound = RegionScore(0, "sigmoid", components=5).bind(self.logits(), self.CASE)
+        bound = ms.RegionScore(0, "sigmoid", components=5).bind(self.logits(), self.CASE)
         assert bound.labels == [f"component {i} of class 0" for i in (1, 2, 3)]
         torch.testing.assert_close(bound(self.logits()), torch.tensor([[1.0, 2.0, 3.0]]).double().sigmoid())
 
     def test_of_the_label_and_of_several_channels(self) -> None:
         """Each channel's own components, in the order of the channels."""
         output = torch.cat([-self.logits(), self.logits()], 1)
-        target = RegionScore([1, 0], "none", "label", label_values=[(1, 3), 2], components=3)
+        target = ms.RegionScore([1, 0], "none", "label", label_values=[(1, 3), 2], components=3)
         bound = target.bind(output, self.CASE)
         assert bound.labels == ["component 1 of class 1", "component 2 of class 1", "component 1 of class 0"]
         torch.testing.assert_close(bound(output), torch.tensor([[1.0, 3.0, -2.0]]).double())

@@ -1,12 +1,11 @@
 """A map comes back to where the evidence is, whatever the preprocessing and however the scan lies in the scanner."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path
 from typing import Any
 
+import monai.transforms as mt
 import nibabel as nib
 import numpy as np
 import pytest
@@ -14,19 +13,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from monai.data import MetaTensor
-from monai.transforms import (
-    Compose,
-    CropForegroundd,
-    DivisiblePadd,
-    EnsureChannelFirstd,
-    Invertd,
-    Lambdad,
-    LoadImaged,
-    Orientationd,
-    Resized,
-    Spacingd,
-    Transform,
-)
 
 from monai_saliency import ClassScore, Saliencyd, region_occlusion, sliding_window
 from monai_saliency.cases import check_inversion
@@ -39,8 +25,7 @@ CENTRE = (7.3, 3.6, 4.8)  # of the planted blob, in voxels
 
 def rotation(a: float, b: float) -> np.ndarray:
     about_z = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]])
-    about_x = np.array([[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]])
-    return about_z @ about_x
+    return about_z @ np.array([[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]])
 
 
 def affine(axes: np.ndarray, origin: tuple[float, ...] = (17.0, -31.0, 5.5)) -> np.ndarray:
@@ -83,34 +68,28 @@ def bright(x: torch.Tensor) -> torch.Tensor:
     return (x - 3).relu().flatten(1).sum(dim=1, keepdim=True)
 
 
-def steps(dims: int) -> dict[str, Transform]:
+def steps(dims: int) -> dict[str, mt.Transform]:
     return {
-        "orientation": Orientationd("image", "RAS"[:dims], labels=None),
-        "spacing": Spacingd("image", (1.4, 1.6, 1.5)[:dims]),
-        "crop": CropForegroundd("image", "image", select_fn=lambda x: x > 0.5, allow_smaller=True),
-        "resize": Resized("image", (11, 13, 10)[:dims]),
-        "pad": DivisiblePadd("image", 4),
+        "orientation": mt.Orientationd("image", "RAS"[:dims], labels=None),
+        "spacing": mt.Spacingd("image", (1.4, 1.6, 1.5)[:dims]),
+        "crop": mt.CropForegroundd("image", "image", select_fn=lambda x: x > 0.5, allow_smaller=True),
+        "resize": mt.Resized("image", (11, 13, 10)[:dims]),
+        "pad": mt.DivisiblePadd("image", 4),
     }
 
 
-def pipeline(names: tuple[str, ...], dims: int) -> Compose:
-    return Compose(
-        [
-            LoadImaged("image"),
-            EnsureChannelFirstd("image"),
-            CheckScand("image", spatial_dims=dims),
-            *(steps(dims)[name] for name in names),
-        ]
-    )
+def pipeline(names: tuple[str, ...], dims: int) -> mt.Compose:
+    load = [mt.LoadImaged("image"), mt.EnsureChannelFirstd("image"), CheckScand("image", spatial_dims=dims)]
+    return mt.Compose([*load, *(steps(dims)[name] for name in names)])
 
 
-def explain_and_save(scan: Path, preprocessing: Compose, output_dir: Path) -> nib.Nifti1Image:
+def explain_and_save(scan: Path, preprocessing: mt.Compose, output_dir: Path) -> nib.Nifti1Image:
     explain = sliding_window(2, 1, target=ClassScore([0], "none"), mask_batch_size=512)
-    chain = Compose(
+    chain = mt.Compose(
         [
             preprocessing,
             Saliencyd("image", bright, explain, names="saliency"),
-            Invertd("saliency", preprocessing, orig_keys="image", nearest_interp=False),
+            mt.Invertd("saliency", preprocessing, orig_keys="image", nearest_interp=False),
             SaveSaliencyd("saliency", output_dir, picture=False),
         ]
     )
@@ -183,15 +162,18 @@ def shifted(x: MetaTensor) -> MetaTensor:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (Lambdad("image", lambda x: x[:, 2:]), r"the map of shape \(10, 10, 9\), .* does not lie on the scan's grid"),
-        (Lambdad("image", shifted), r"affine .* does not lie on the scan's grid .*, so it is not saved"),
+        (
+            mt.Lambdad("image", lambda x: x[:, 2:]),
+            r"the map of shape \(10, 10, 9\), .* does not lie on the scan's grid",
+        ),
+        (mt.Lambdad("image", shifted), r"affine .* does not lie on the scan's grid .*, so it is not saved"),
     ],
     ids=["crop", "shift"],
 )
-def test_what_inversion_does_not_restore_is_not_saved(step: Transform, message: str, tmp_path: Path) -> None:
+def test_what_inversion_does_not_restore_is_not_saved(step: mt.Transform, message: str, tmp_path: Path) -> None:
     scan = write_scan(tmp_path / "scan.nii.gz", AFFINES["oblique"], 3)
     with pytest.raises(RuntimeError) as caught:
-        explain_and_save(scan, Compose([*pipeline((), 3).transforms, step]), tmp_path / "out")
+        explain_and_save(scan, mt.Compose([*pipeline((), 3).transforms, step]), tmp_path / "out")
     cause = root_cause(caught.value)
     assert isinstance(cause, CaseError)
     assert re.search(f"case scan: .*{message}", str(cause)), str(cause)
@@ -202,8 +184,8 @@ def test_what_inversion_does_not_restore_is_not_saved(step: Transform, message: 
 def test_an_affine_that_is_recomputed_wrongly_is_noticed(kind: str, tmp_path: Path) -> None:
     """In MONAI 1.6 the blob comes back voxels away, or not at all, on a grid that is the scan's."""
     scan = write_scan(tmp_path / "scan.nii.gz", AFFINES[kind], 3)
-    step = Spacingd("image", (1.4, 1.6, 1.5), recompute_affine=True)
-    preprocessing = Compose([*pipeline(("orientation",), 3).transforms, step])
+    step = mt.Spacingd("image", (1.4, 1.6, 1.5), recompute_affine=True)
+    preprocessing = mt.Compose([*pipeline(("orientation",), 3).transforms, step])
     saved = explain_and_save(scan, preprocessing, tmp_path / "out")
     peak = np.unravel_index(saved.get_fdata().argmax(), SHAPE)
     assert np.abs(np.subtract(peak, CENTRE)).max() > 2
@@ -213,11 +195,13 @@ def test_an_affine_that_is_recomputed_wrongly_is_noticed(kind: str, tmp_path: Pa
 
 
 def test_the_probe_of_a_large_scan_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole: Any = Spacingd.__call__
-    image, spacing, seen = MetaTensor(torch.rand(1, 300, 40, 20)), Spacingd("image", (0.5, 1.6, 1.5)), []
+    whole: Any = mt.Spacingd.__call__
+    image, spacing, seen = MetaTensor(torch.rand(1, 300, 40, 20)), mt.Spacingd("image", (0.5, 1.6, 1.5)), []
     image.meta["original_affine"] = np.eye(4)
     moved = spacing({"image": image})["image"]
-    monkeypatch.setattr(Spacingd, "__call__", lambda self, data: seen.append(data["image"].shape) or whole(self, data))
+    monkeypatch.setattr(
+        mt.Spacingd, "__call__", lambda self, data: seen.append(data["image"].shape) or whole(self, data)
+    )
     check_inversion("scan", moved, [(spacing, "image")])
     assert seen == [(1, 64, 40, 20)]
 
@@ -235,20 +219,18 @@ class TestLoadRegionsd:
 
     @pytest.mark.parametrize("own_grid", [False, True])
     @pytest.mark.parametrize("names", [(), ("orientation", "spacing", "crop", "resize", "pad")])
-    def test_the_blobs_region_takes_the_whole_score(
-        self, own_grid: bool, names: tuple[str, ...], tmp_path: Path
-    ) -> None:
+    def test_the_blobs_region_takes_the_whole_score(self, own_grid: bool, names: Any, tmp_path: Path) -> None:
         scan = write_scan(tmp_path / "scan.nii.gz", AFFINES["oblique"], 3)
         corner = nib.affines.apply_affine(AFFINES["oblique"], CENTRE) - 25
         grid = (affine(np.eye(3), tuple(corner)), (50, 50, 50)) if own_grid else (AFFINES["oblique"], SHAPE)
         label = self.blob_label(tmp_path / "label.nii.gz", *grid)
-        preprocessing = Compose([pipeline(names, 3), LoadRegionsd()])
+        preprocessing = mt.Compose([pipeline(names, 3), LoadRegionsd()])
         explain = region_occlusion(target=ClassScore([0], "none"))
-        chain = Compose(
+        chain = mt.Compose(
             [
                 preprocessing,
                 Saliencyd("image", bright, explain, names="saliency", label_key="regions"),
-                Invertd("saliency", preprocessing, orig_keys="image", nearest_interp=True),
+                mt.Invertd("saliency", preprocessing, orig_keys="image", nearest_interp=True),
                 SaveSaliencyd("saliency", tmp_path / "out", picture=False),
             ]
         )

@@ -1,39 +1,31 @@
 """Where a label map lies: decided and checked as for a scan, in whatever way it comes in."""
 
-from __future__ import annotations
-
 import csv
 import logging
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import monai.transforms as mt
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.scans import LPS, damage, write_scan
-from monai.data import MetaTensor, list_data_collate
-from monai.transforms import (
-    Compose,
-    EnsureChannelFirstd,
-    Flipd,
-    LoadImaged,
-    Orientationd,
-    Resized,
-    SqueezeDimd,
-    ToTensord,
-    Transposed,
-)
+from helpers.scans import LPS, OBLIQUE, damage, write_scan
+from monai.data import Dataset, MetaTensor, decollate_batch, list_data_collate
+from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Spacingd
 from PIL import Image
 
 import monai_saliency as ms
+from monai_saliency.bundle.placement import Placement
 from monai_saliency.cases import Case, affine_in_mm, image_spacing
 from monai_saliency.data import CachedDataset, CohortLoader
 from monai_saliency.errors import AdviceError, CaseError, root_cause
 from monai_saliency.handlers.summary import summarize
 from monai_saliency.handlers.trust import label_on_grid
+from monai_saliency.metrics.agreement import read_map
 from monai_saliency.storage.files import scan_loader
 from monai_saliency.storage.label_maps import load_label
 from monai_saliency.storage.tables import Failures
@@ -74,9 +66,9 @@ def a_case(folder: Path, **label: Any) -> dict[str, Any]:
 
 
 def loaded(item: dict[str, Any], *more: Any) -> dict[str, Any]:
-    steps = [scan_loader("image"), EnsureChannelFirstd("image"), *more]
+    steps = [scan_loader("image"), mt.EnsureChannelFirstd("image"), *more]
     try:
-        return Compose(steps)(item)
+        return mt.Compose(steps)(item)
     except RuntimeError as error:
         raise root_cause(error) from None
 
@@ -90,13 +82,11 @@ def peak_in_label(item: dict[str, Any], image: MetaTensor, *voxel: int) -> Any:
 
 
 @pytest.mark.parametrize("spoilt", ["pixdim", "qform"])
-def test_a_header_of_two_places_is_refused_on_each_way_in(
-    spoilt: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_header_of_two_places_is_refused_on_each_way_in(spoilt: str, tmp_path: Path, caplog: Any) -> None:
     item = a_case(tmp_path, spoilt=spoilt)
     with pytest.raises(CaseError, match=rf"case ct: its label map .*{PROBLEM}"):
         loaded(item, LoadRegionsd())
-    both = Compose([LoadImaged(["image", "label"]), EnsureChannelFirstd(["image", "label"])])(item)
+    both = mt.Compose([mt.LoadImaged(["image", "label"]), mt.EnsureChannelFirstd(["image", "label"])])(item)
     with pytest.raises(CaseError, match=rf"case ct: its label map .*{PROBLEM}"):
         EXPLAIN.explain(both["image"][None], total, cases=[Case("ct", labels=both["label"])])
     image = loaded(item)["image"]
@@ -115,9 +105,9 @@ def test_the_cohort_goes_on(tmp_path: Path) -> None:
     cases = [a_case(tmp_path), a_case(tmp_path) | {"case": "bad", "label": a_label(tmp_path / "b.nii", spoilt="qform")}]
     cases.append(cases[0] | {"case": "damaged", "label": str(write_scan(tmp_path / "d.nii.gz", SHAPE, LPS))})
     damage(tmp_path / "d.nii.gz")
-    steps = [scan_loader("image"), EnsureChannelFirstd("image"), CheckScand("image"), LoadRegionsd()]
+    steps = [scan_loader("image"), mt.EnsureChannelFirstd("image"), CheckScand("image"), LoadRegionsd()]
     failures = Failures(tmp_path / "failures.csv")
-    (batch,) = CohortLoader(CachedDataset(cases, Compose(steps), "none"), failures)
+    (batch,) = CohortLoader(CachedDataset(cases, mt.Compose(steps), "none"), failures)
     image = nib.load(cases[0]["image"]).get_fdata()
     (explanation,) = EXPLAIN.explain(batch["image"], total, cases=[Case("ct", labels=batch["regions"][0])])
     (row,) = region_rows(explanation, (1.5, 1.5, 3.0))
@@ -135,7 +125,7 @@ def test_another_affine_under_the_scans_shape_is_reported(tmp_path: Path) -> Non
     beside = LPS + np.array([[0, 0, 0, -1.5]] + [[0.0] * 4] * 3)  # one voxel further in the first axis
     item = a_case(tmp_path, affine=beside)
     with pytest.warns(UserWarning, match=r"label.nii has the shape of its scan .*ct.nii.gz and another affine.*1.5 mm"):
-        turned = loaded(item, Orientationd("image", "SAR", labels=None), LoadRegionsd())
+        turned = loaded(item, mt.Orientationd("image", "SAR", labels=None), LoadRegionsd())
     expected = np.zeros(SHAPE)
     expected[3:6, 1:4, 1:3] = 3
     expected = expected[::-1, ::-1].transpose(2, 1, 0)  # of LPS
@@ -164,14 +154,14 @@ def test_labels_that_the_user_loads_move_with_the_image(tmp_path: Path) -> None:
     both, item = ["image", "label"], a_case(tmp_path)
     right = nib.load(item["image"]).get_fdata()[BOX].sum()
     load, saliency = (
-        [LoadImaged(both), EnsureChannelFirstd(both)],
+        [mt.LoadImaged(both), mt.EnsureChannelFirstd(both)],
         Saliencyd("image", total, EXPLAIN, "map", None, "label"),
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "the label map")
-        good = Compose([*load, Flipd(both, 0)])(item)
+        good = mt.Compose([*load, mt.Flipd(both, 0)])(item)
         np.testing.assert_allclose(saliency(good)["map"].max(), right, rtol=1e-5)
-    bad = Compose([*load, Flipd("image", 0)])(item)
+    bad = mt.Compose([*load, mt.Flipd("image", 0)])(item)
     words = r"its affine .* puts voxels up to 10.5 mm from the voxels of .*: give the label's key to each step"
     with pytest.raises(CaseError, match=f"label.nii cannot be used: {words}"):
         saliency(bad)
@@ -183,20 +173,20 @@ def test_labels_that_the_user_loads_move_with_the_image(tmp_path: Path) -> None:
     # A tool has dropped the label's affine: voxel by voxel it lies right, unless the affines decide on a step.
     item |= {"label": a_label(tmp_path / "dropped.nii", np.eye(4))}
     with pytest.warns(UserWarning, match=r"dropped.nii: its affine .*It is used voxel by voxel; correct its header"):
-        np.testing.assert_allclose(saliency(Compose(load)(item))["map"].max(), right, rtol=1e-5)
+        np.testing.assert_allclose(saliency(mt.Compose(load)(item))["map"].max(), right, rtol=1e-5)
     with pytest.raises(CaseError, match=r"dropped.nii cannot be used: its affine"):
-        saliency(Compose([*load, Orientationd(both, "RAS", labels=None)])(item))
+        saliency(mt.Compose([*load, mt.Orientationd(both, "RAS", labels=None)])(item))
 
 
 def test_an_image_whose_place_is_lost(tmp_path: Path) -> None:
     item = a_case(tmp_path)
     with pytest.raises(CaseError, match=r"the preprocessed image has no affine: keep its meta data \(track_meta\)"):
-        loaded(item, ToTensord("image", track_meta=False), LoadRegionsd())
+        loaded(item, mt.ToTensord("image", track_meta=False), LoadRegionsd())
     with pytest.raises(CaseError, match=r"axes \(8, 6, 5\) were swapped to \(5, 6, 8\) and its affine was not"):
-        loaded(item, Transposed("image", (0, 3, 2, 1)), Flipd("image", 0), LoadRegionsd())
+        loaded(item, mt.Transposed("image", (0, 3, 2, 1)), mt.Flipd("image", 0), LoadRegionsd())
     item["image"] = str(write_scan(tmp_path / "plane.nii", (8, 6, 1), LPS))
     with pytest.raises(CaseError, match="it is a volume, and of the image, a plane, it is not known which"):
-        loaded(item, SqueezeDimd("image", -1), LoadRegionsd())
+        loaded(item, mt.SqueezeDimd("image", -1), LoadRegionsd())
 
 
 PLANES = {
@@ -215,7 +205,7 @@ def test_a_plane_whose_thin_axis_is_squeezed(plane: str, tmp_path: Path) -> None
     nib.save(nib.Nifti1Image(values, PLANES[plane]), tmp_path / "label.nii")
     scan = write_scan(tmp_path / "plane.nii", (10, 12, 1), PLANES[plane])
     item = {"image": str(scan), "label": str(tmp_path / "label.nii"), "case": "plane"}
-    squeeze = SqueezeDimd("image", 3)
+    squeeze = mt.SqueezeDimd("image", 3)
     made = loaded(item, squeeze, CheckScand("image", 2), LoadRegionsd())
     np.testing.assert_array_equal(made["regions"][0].numpy(), values[..., 0])
     batch = list_data_collate([{"image": made["image"]}] * 2)["image"]
@@ -223,7 +213,7 @@ def test_a_plane_whose_thin_axis_is_squeezed(plane: str, tmp_path: Path) -> None
     found = ms.Saliencyd("image", total, EXPLAIN, names="map", label_key="regions")(made)["map"][0].numpy()
     voxels = nib.load(scan).get_fdata()[..., 0]
     np.testing.assert_allclose(found[2:5, 7:10], voxels[2:5, 7:10].sum(), rtol=1e-4)
-    resized = squeeze, Resized("image", (20, 24))
+    resized = squeeze, mt.Resized("image", (20, 24))
     if plane in ("coronal", "sagittal"):  # MONAI has left no affine that could follow
         assert image_spacing(loaded(item, *resized)["image"][None]) is None
         with pytest.raises(CaseError, match=r"label.nii cannot be used: the image has lost where its plane lies"):
@@ -249,12 +239,9 @@ def test_files_of_something_else_than_numbers(shape: Any, kind: Any, words: str,
     with pytest.raises(CaseError, match=f"case ct: its voxels are {words}"):
         CachedDataset([item | {"image": item["label"]}], [scan_loader("image")], "none")[0]
     if kind is np.complex64:  # of which MONAI's own loader drops one half
-        item = Compose([LoadImaged("image"), EnsureChannelFirstd("image")])(item | {"image": item["label"]})
+        item = mt.Compose([mt.LoadImaged("image"), mt.EnsureChannelFirstd("image")])(item | {"image": item["label"]})
         with pytest.raises(CaseError, match=f"case ct: its voxels are {words}"):
             CheckScand("image")(item)
-
-
-# Photographs. ---------------------------------------------------------------------------------------------------------
 
 
 def a_photograph(folder: Path, mask: np.ndarray) -> dict[str, Any]:
@@ -283,7 +270,7 @@ def test_a_mask_of_another_size_covers_the_same_part_of_a_photograph(factor: flo
     for column, row, inside in ((8, 40, True), (19, 55, True), (7, 40, False), (8, 56, False)):
         assert peak_in_label(item, case["image"], column, row) is inside
     # And under a network that sees the picture in another size.
-    small = loaded(item, Resized("image", (24, 32)), LoadRegionsd())["regions"][0].numpy()
+    small = loaded(item, mt.Resized("image", (24, 32)), LoadRegionsd())["regions"][0].numpy()
     np.testing.assert_array_equal(small.T, whole[1::2, 1::2])
 
 
@@ -327,3 +314,103 @@ def test_a_mask_of_another_aspect_or_unknown_axes_is_refused(tmp_path: Path) -> 
     item = a_photograph(tmp_path, np.ones((21, 16), np.uint8))  # 21.3 rows, rounded
     with pytest.warns(UserWarning, match="16 x 21 pixels is stretched"):
         assert loaded(item, LoadRegionsd())["regions"].all()
+
+
+# Scans whose headers count in micrometres or metres are explained as the same scans in mm.
+STORED = (14, 12, 9)
+UNITS = {"micron": 1000.0, "meter": 0.001, "unknown": 1.0}
+WINDOWS = ms.sliding_window(10, 6, window_unit="mm", target=ms.ClassScore([0], "none"))
+
+
+def score(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(1).square().mean(1, keepdim=True)
+
+
+def in_unit(path: str, unit: str) -> str:
+    """A copy of a file with the same place, in another unit."""
+    image = nib.load(path)
+    affine = np.diag([*[UNITS[unit]] * 3, 1]) @ image.affine
+    other = nib.Nifti1Image(np.asarray(image.dataobj), affine)
+    other.set_sform(affine, 2)
+    other.set_qform(affine, 1, strip_shears=True)
+    other.header.set_xyzt_units(unit, "sec")
+    place = f"{path.removesuffix('.nii')}_{unit}.nii"
+    nib.save(other, place)
+    return place
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    values = np.zeros(STORED, np.uint8)
+    values[3:8, 2:9, 4:7] = 2
+    nib.save(nib.Nifti1Image(values, OBLIQUE), tmp_path / "label.nii")
+    return str(write_scan(tmp_path / "ct.nii", STORED, OBLIQUE)), str(tmp_path / "label.nii")
+
+
+def explained(image: str, label: str) -> dict[str, Any]:
+    """Windows in mm on voxels of 2 mm, placed and saved; and the regions."""
+    steps = [scan_loader("image"), EnsureChannelFirstd("image"), CheckScand("image"), Spacingd("image", (2.0,) * 3)]
+    before = Compose([*steps, LoadRegionsd()])
+    after = [Saliencyd("image", score, WINDOWS, "saliency"), Invertd("saliency", before, "image", False)]
+    save = SaveSaliencyd("saliency", Path(image).parent, picture=False)
+    return Compose([before, *after, save])({"image": image, "label": label, "case": Path(image).stem})
+
+
+def test_images_that_were_stacked_have_no_place() -> None:
+    """torch.stack keeps the affine and file of the first alone, MONAI's function each."""
+    image = torch.rand(1, 14, 12, 12)
+    first, second = (MetaTensor(image * k, torch.eye(4) * k, meta={"filename_or_obj": f"{k}.nii"}) for k in (1, 2))
+    explain = ms.sliding_window(4, 4, target=ms.ClassScore([0], "none"))
+    apart = [explain(each[None].as_tensor(), score)[0] for each in (first, second)]
+    for make in (torch.stack, lambda each: torch.cat([each[0][None], each[1][None]])):
+        with pytest.warns(UserWarning, match="a batch of 2 images has the affine and file of the first one only"):
+            maps = explain(make([first, second]), score)
+        assert not isinstance(maps, MetaTensor)
+        torch.testing.assert_close(maps, torch.stack(apart))
+        with pytest.warns(UserWarning, match="collate"), pytest.raises(CaseError, match=r"image 0 of the batch: .* mm"):
+            WINDOWS(make([first, second]), score)
+    batch = list_data_collate([first, second])
+    assert [image_spacing(WINDOWS(batch, score), index) for index in (0, 1)] == [(1, 1, 1), (2, 2, 2)]
+    assert [each.name for each in WINDOWS.explain(batch, score)] == ["1.nii", "2.nii"]
+
+
+@pytest.mark.parametrize(("unit", "label_unit"), [("micron", "unknown"), ("meter", "micron"), ("unknown", "meter")])
+def test_the_same_scan_in_another_unit(unit: str, label_unit: str, files: tuple[str, str], recwarn: Any) -> None:
+    mine, image, label = explained(*files), in_unit(files[0], unit), in_unit(files[1], label_unit)
+    other = explained(image, label)
+    said = {str(each.message).partition(":")[0] for each in recwarn if "converted to mm" in str(each.message)}
+    assert said == {each for each in (image, label) if "unknown" not in each}
+    (want, place), (found, other_place) = (read_map(each["saliency_path"]) for each in (mine, other))
+    np.testing.assert_allclose(found, want, rtol=2e-4, atol=1e-6 * want.max())
+    np.testing.assert_allclose(other_place, place, rtol=1e-5, atol=1e-4)
+    # The file has the scan's own header, so that viewers lay it over the scan.
+    saved, scan = nib.load(other["saliency_path"]), nib.load(image)
+    assert np.array_equal(saved.affine, scan.affine)
+    assert saved.header.get_xyzt_units() == scan.header.get_xyzt_units() == (unit, "sec")
+    np.testing.assert_array_equal(other["regions"].numpy(), mine["regions"].numpy())
+    explain = ms.region_occlusion(target=ms.ClassScore([0], "none"))
+    (regions,) = explain.explain(other["image"][None], score, cases=[ms.Case("ct", labels=other["regions"])])
+    (row,) = region_rows(regions, image_spacing(other["image"][None]))
+    assert row["volume_ml"] == pytest.approx(int((other["regions"] == 2).sum()) * 8 / 1000, rel=1e-4)
+    maps = other["saliency"]
+    (row,) = summarize("ct", regions, maps.numpy(), affine_in_mm(maps), label, image=other["image"])
+    peak = nib.affines.apply_affine(OBLIQUE, np.unravel_index(want.argmax(), STORED))
+    np.testing.assert_allclose([row[f"peak_{axis}_mm"] for axis in "xyz"], peak, atol=0.011)
+
+
+def test_scans_that_were_not_read_in_mm(files: tuple[str, str], tmp_path: Path, caplog: Any) -> None:
+    """As in other people's bundles: sizes in mm and the place of a map are right; a check before Spacingd refuses."""
+    image, load = in_unit(files[0], "micron"), Compose([LoadImaged("image"), EnsureChannelFirstd("image")])
+    batch = list_data_collate([load({"image": each, "case": "ct"}) for each in (files[0], image)])
+    want = nib.affines.voxel_sizes(OBLIQUE)
+    np.testing.assert_allclose([image_spacing(batch["image"], index) for index in (0, 1)], [want] * 2, rtol=1e-5)
+    _, item = decollate_batch(batch)
+    maps = WINDOWS(batch["image"], score)
+    np.testing.assert_allclose(maps[0].numpy(), maps[1].numpy(), rtol=1e-5)
+    done = SaveSaliencyd("saliency", tmp_path)(item | {"saliency": item["image"]})
+    assert np.array_equal(nib.load(done["saliency_path"]).affine, nib.load(image).affine)
+    loader = SimpleNamespace(dataset=Dataset([{"image": image}], load))
+    assert Placement(loader, "image").problem_of(item, False) is None
+    assert f"{image}: by its header, 1 in its affine is 0.001 mm: peaks and sizes in mm" in caplog.text
+    with pytest.raises(CaseError, match=r"ct: .*, 1 in its affine is 0.001 mm, .*: load it by .*files.scan_loader"):
+        CheckScand("image")(item)

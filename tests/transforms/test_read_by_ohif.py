@@ -3,8 +3,6 @@
 NODE_PATH is the folder with what tests/helpers/ohif/package.json lists: npm install --ignore-scripts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

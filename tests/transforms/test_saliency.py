@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,7 @@ import torch
 from helpers.scans import damage, write_scan
 from matplotlib.figure import Figure
 from monai.data import CacheDataset, LMDBDataset, MetaTensor, PersistentDataset, set_track_meta
-from monai.transforms import (
-    Compose,
-    EnsureChannelFirstd,
-    LoadImaged,
-    ScaleIntensityd,
-    Spacingd,
-)
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, ScaleIntensityd, Spacingd
 
 from monai_saliency import ClassScore, Saliency, Saliencyd, channel_occlusion, sliding_window
 from monai_saliency.data import CachedDataset
@@ -196,8 +188,6 @@ class TestCheckScand:
             CheckScand("image")(loaded(flat))
 
     def test_error_names_the_case_through_a_pipeline(self, scan: Path) -> None:
-        from monai_saliency.data.cached_dataset import CachedDataset
-
         series = scan.with_name("series.nii.gz")
         nib.save(nib.Nifti1Image(np.zeros((4, 5, 6, 3), np.float32), np.eye(4)), series)
         pipeline = Compose([LoadImaged("image"), EnsureChannelFirstd("image"), CheckScand("image")])
@@ -269,9 +259,7 @@ class TestSaveSaliencyd:
             SaveSaliencyd("saliency", tmp_path / "out")(item)
         assert files_below(tmp_path / "out") == []
 
-    def test_a_map_that_has_become_zero_is_refused(
-        self, scan: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_map_that_has_become_zero_is_refused(self, scan: Path, tmp_path: Path, caplog: Any) -> None:
         """One of a network that looks at nothing is zero from the start."""
         save = SaveSaliencyd("saliency", tmp_path / "out", picture=False)
         image, zeros = torch.ones(1, 1, 4, 4, 4), on_scan(scan, torch.zeros(2, *SHAPE))
@@ -286,9 +274,7 @@ class TestSaveSaliencyd:
         save(zeros)
         assert "case sub/oblique: the map 'saliency' is zero everywhere" in caplog.text
 
-    def test_a_writer_that_fails_keeps_the_old_map(
-        self, scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_writer_that_fails_keeps_the_old_map(self, scan: Path, tmp_path: Path, monkeypatch: Any) -> None:
         save = SaveSaliencyd("saliency", tmp_path / "out", picture=False)
         path = Path(save(on_scan(scan, torch.ones(1, *SHAPE)))["saliency_path"])
         before = path.read_bytes()
@@ -310,9 +296,7 @@ class TestSaveSaliencyd:
         assert files_below(tmp_path / "out") == []
 
 
-# Scans that would give a wrong map, or none after much work, are refused at once. -------------------------------------
-
-
+# Scans that would give a wrong map, or none after much work, are refused at once.
 ONE = np.array([[-1.5, 0, 0, 20], [0, 1.5, 0, -30], [0, 0, 2.0, 10], [0, 0, 0, 1]])
 SHIFTED = ONE + np.array([[0, 0, 0, 5.0]] + [[0.0] * 4] * 3)
 WIDER = ONE @ np.diag([2.0, 1, 1, 1])
@@ -357,9 +341,7 @@ def test_a_header_of_which_monai_reads_another_place(code: int, tmp_path: Path) 
     ],
 )
 @pytest.mark.parametrize("dims", [2, 3])
-def test_a_header_that_places_the_scan(
-    sform: tuple[np.ndarray, int], qform: tuple[np.ndarray, int], dims: int, tmp_path: Path
-) -> None:
+def test_a_header_that_places_the_scan(sform: Any, qform: tuple[np.ndarray, int], dims: int, tmp_path: Path) -> None:
     check(tmp_path / "ct.nii.gz", sform, qform, dims)
 
 

@@ -1,7 +1,5 @@
 """A BIDS dataset: which of its scans are read, and its maps as a BIDS derivative, also by BIDS's own validator."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -67,7 +65,6 @@ def test_maps_and_how_they_were_made(explained: Path) -> None:
     stems = [f"{case.removesuffix('T1w')}desc-{label}_T1w" for case in (FIRST, SECOND) for label in labels]
     files = {f"{stem}.{ending}" for stem in stems for ending in ("nii.gz", "json")}
     assert {*made(derivative)} == files | {"dataset_description.json", ".bidsignore"}
-
     for number in (1, 2):
         maps, one = (
             nib.load(explained / f"{FIRST}_saliency.nii.gz"),
@@ -91,8 +88,7 @@ def test_maps_and_how_they_were_made(explained: Path) -> None:
 @pytest.mark.skipif(shutil.which("bids-validator-deno") is None, reason="needs pip install bids-validator-deno")
 def test_the_validator_of_bids_finds_no_error(explained: Path) -> None:
     command = ["bids-validator-deno", str(explained / "derivatives" / "monai-saliency"), "--ignoreWarnings", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = json.loads(done.stdout)
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
     assert not [each for each in found["issues"]["issues"] if each["severity"] == "error"]
     assert sorted(found["summary"]["subjects"]) == ["01", "02"]
 
@@ -114,7 +110,6 @@ def test_tables_other_scans_and_what_is_removed(tmp_path: Path, caplog: pytest.L
     assert not isinstance(case_writers(tmp_path / "new").transforms[-1], SaveBidsd)
     off(item)
     assert made(folder) == [".bidsignore", "dataset_description.json"]
-
     save(item | {"case": "other"})
     assert "case other is not in" in caplog.text
     assert made(folder) == [".bidsignore", "dataset_description.json"]

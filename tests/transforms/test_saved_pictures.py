@@ -1,7 +1,5 @@
 """What a saved picture is drawn with: the scale, the standard error and the label of its case."""
 
-from __future__ import annotations
-
 import base64
 import io
 import logging
@@ -128,8 +126,7 @@ def test_a_cohort_has_one_scale_in_any_order(tmp_path: Path, drawn: list[Any]) -
     save_them = SaveSaliencyd("saliency", tmp_path / "out")
     for item in (*cases, *reversed(cases)):
         save_them(item)
-    clims = {ax.images[1].get_clim() for figure, _ in drawn for ax in figure.axes[:3]}
-    assert clims == {(-1, 1)}
+    assert {ax.images[1].get_clim() for figure, _ in drawn for ax in figure.axes[:3]} == {(-1, 1)}
     titles = [figure.get_suptitle().partition("\n")[2] for figure, _ in drawn]
     assert titles[1:3] == ["", ""]
     assert titles[0] == titles[3] != ""
@@ -190,7 +187,6 @@ def test_a_picture_as_svg(tmp_path: Path) -> None:
     # Red is the box, of which each plane shows its share, and the rest is a gray scan.
     red = [float((each[..., 0] - each[..., 2] > 30).mean()) for each in planes]
     assert red == pytest.approx([4 * 2 / 80, 4 * 2 / 96, 4 * 4 / 120], abs=0.05)
-
     SaveSaliencyd("saliency", out, picture=False)(item)
     assert {path.name for path in out.iterdir()} == {"ct_7_saliency.nii.gz"}
     SaveSaliencyd("saliency", out, picture_format="svg")(item)

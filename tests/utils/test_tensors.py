@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gzip
 import json
 import platform
@@ -97,9 +95,6 @@ print(json.dumps([kept, pages * resource.getpagesize() / output.nbytes, float(ou
         assert keep_freed_memory() is False
 
 
-# test_arguments. ------------------------------------------------------------------------------------------------------
-
-
 class TestCheckOption:
     def test_the_name_or_what_is_held_under_it(self) -> None:
         assert check_option("unit", "mm", ("voxel", "mm")) == "mm"
@@ -123,9 +118,7 @@ def test_a_command_lines_words_are_truth_values() -> None:
         flag("strict", "no")
 
 
-# How busy the network was, against sums by hand, and the trace that a flag gives. -------------------------------------
-
-
+# How busy the network was, against sums by hand, and the trace that a flag gives.
 STAGES = ["perturb", "forward", "read scores", "map", "save"]
 
 

@@ -1,11 +1,11 @@
 """The report of an output folder: what its pages hold, and what they leave out."""
 
-from __future__ import annotations
-
 import base64
+import csv
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nibabel as nib
@@ -13,27 +13,21 @@ import numpy as np
 import pytest
 import torch
 from helpers.own_bundle import run
-from helpers.reports import (
-    Page,
-    blobs,
-    head,
-    page_of,
-    row,
-    volume_of,
-    write_case,
-    write_failure,
-    write_regions,
-)
+from helpers.reports import Page, blobs, head, page_of, row, volume_of, write_case, write_failure, write_regions
 from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
 from monai.inferers import SlidingWindowInferer
 from PIL import Image
 
 import monai_saliency as ms
+from monai_saliency.__main__ import main
 from monai_saliency.handlers.summary import described, note_settings
-from monai_saliency.storage.tables import CaseTable
+from monai_saliency.metrics import map_agreement
+from monai_saliency.storage.tables import LABEL_REGION_COLUMNS, CaseTable
+from monai_saliency.transforms import SaveLabelRegionsd
 from monai_saliency.visualize.legend import CHANCE, Legend
-from monai_saliency.visualize.report import KeptScan, build, write_report
+from monai_saliency.visualize.report import KeptScan, build, write_comparison, write_report
 from monai_saliency.visualize.report.cases import case_id, kept_path, read_cohort
+from monai_saliency.visualize.report.compared import Runs
 from monai_saliency.visualize.report.plots import cohort_plots, curve_charts
 
 SHAPE = (26, 30, 22)
@@ -57,8 +51,7 @@ def values_and_places(volume: nib.Nifti1Image, path: Path, number: int | None = 
     """The values of an embedded volume, and those of a file at the same places of the scanner."""
     whole = nib.load(path)
     voxels = np.asarray(whole.dataobj) if number is None else np.asarray(whole.dataobj)[..., number]
-    index = np.indices(volume.shape).reshape(3, -1)
-    mm = nib.affines.apply_affine(volume.affine, index.T)
+    mm = nib.affines.apply_affine(volume.affine, np.indices(volume.shape).reshape(3, -1).T)
     places = nib.affines.apply_affine(np.linalg.inv(whole.affine), mm)
     assert np.abs(places - np.rint(places)).max() < 1e-3
     return volume.get_fdata().reshape(-1), voxels[tuple(np.rint(places).astype(int).T)]
@@ -131,8 +124,7 @@ def test_the_cohort_page_lists_all_cases(folder: Path) -> None:
     for address in [*links - {"#reading"}, *(each["src"] for each in page.all("img"))]:
         assert (folder / "report" / str(address).partition("#")[0]).is_file()
     assert len(page.all("img")) == 3
-    options = [each["value"] for each in page.all("option")]
-    assert {"class 0", "class 1"} <= {*options}
+    assert {"class 0", "class 1"} <= {*[each["value"] for each in page.all("option")]}
 
 
 def test_names_are_text(tmp_path: Path) -> None:
@@ -183,8 +175,7 @@ def test_without_a_kept_scan_the_map_is_shown_alone(folder: Path, damaged: bool)
 
 def test_colours_of_a_photograph(tmp_path: Path) -> None:
     """A 2D image keeps its colours, each pixel its place."""
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (40, 30, 3)).astype(np.float32)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3)).astype(np.float32)
     saliency = blobs((40, 30), ((0.5, 0.2), 0.5))
     peak = {"peak_x_mm": "12.0", "peak_y_mm": "5.0", "peak_z_mm": "0.0"}
     write_case(tmp_path, "photo", pixels, saliency[None], np.eye(4), rows_down=True, **peak)
@@ -210,22 +201,14 @@ def test_a_report_is_made_anew(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("made", [True, False])
-def test_a_run_ends_with_its_report(
-    made: bool,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_ends_with_its_report(made: bool, tmp_path: Path, capfd: Any, caplog: Any, monkeypatch: Any) -> None:
     """Its path is the last line. Where it cannot be made, the run has ended well all the same, and the log says why."""
     write_scan(tmp_path / "scans" / "a.nii.gz", (13, 12, 14), LPS)
     if not made:
         monkeypatch.setattr(build, "read_cohort", lambda folder: {}["the reason"])
-    rows = run(tmp_path / "scans", tmp_path / "out", "", report=True)
-    assert len(rows) == 1
+    assert len(run(tmp_path / "scans", tmp_path / "out", "", report=True)) == 1
     index = tmp_path / "out" / "report" / "index.html"
-    last = capfd.readouterr().out.strip().splitlines()[-1]
-    assert (last == str(index)) == made
+    assert (capfd.readouterr().out.strip().splitlines()[-1] == str(index)) == made
     assert index.is_file() == made
     assert ("'the reason'" in caplog.text) == (not made)
     if made:
@@ -245,9 +228,7 @@ def test_the_vendored_viewer_is_the_released_one() -> None:
     assert "BSD 2-Clause License" in (here / "niivue.LICENSE").read_text(encoding="utf-8")
 
 
-# What is known of a run. ----------------------------------------------------------------------------------------------
-
-
+# What is known of a run.
 def test_how_the_maps_were_made(tmp_path: Path) -> None:
     """The cohort's page and the case's page have the settings, the last run, the files and a paragraph with sources."""
     method = ms.rise(50, 4, seed=7, fill=ms.ConstantFill(-1.5), target=ms.ClassScore([1], "softmax"))
@@ -313,8 +294,7 @@ def test_a_case_where_nothing_matters(tmp_path: Path) -> None:
 def test_a_value_above_the_scores_range_is_explained(words: str, tmp_path: Path) -> None:
     write_case(tmp_path, "a", head(SHAPE, 0, 1), 2.6 * MAPS[:1], OBLIQUE, **({"words": words} if words else {}))
     write_case(tmp_path, "b", head(SHAPE, 0, 1), 2.6 * MAPS[:1], OBLIQUE, unit="log-odds")
-    index = Page(write_report(tmp_path))
-    assert index.text.count("above 1") == 1
+    assert Page(write_report(tmp_path)).text.count("above 1") == 1
     page, other = (Page(page_of(tmp_path, case)).text for case in "ab")
     assert f"values up to {2.6 * MAPS[0].max():.3g}" in page
     assert ("This map adds up the score's changes" in page) == bool(words)
@@ -334,8 +314,7 @@ def test_points_of_the_plots_lie_where_their_figures_do(tmp_path: Path) -> None:
     assert [words for _, words in peaks.ticks[0]] == ["0.2", "0.4", "0.6"]
 
 
-# Insertion and deletion curves. ---------------------------------------------------------------------------------------
-
+# Insertion and deletion curves.
 OWN, RANDOM = [[0, 0.5, 1], [0.0, 0.75, 1.0]], [[0, 0.5, 1], [0.0, 0.25, 1.0]]
 
 
@@ -357,3 +336,165 @@ def test_the_page_has_a_drawing_of_the_curves(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", ["", '{"insertion": {"": [[0, 1], [0.'])
 def test_curves_of_a_cell_that_is_empty_or_cut_is_left_out(cell: Any) -> None:
     assert curve_charts([row("a", trust_curves=cell)]) == []  # type: ignore[list-item]
+
+
+# The report of several runs: agreement, differences, and what is not compared.
+OTHER = np.stack([blobs(SHAPE, ((0.5, 0.5, 0.5), 0.4)), MAPS[1]])
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """Two runs that share a case with two maps, and differ in the others."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    scan = head(SHAPE, 0, 1000)
+    write_case(a, "ct/one", scan, MAPS, OBLIQUE, errors=0.05 * np.abs(MAPS) + 0.01)
+    write_case(b, "ct/one", scan, OTHER, OBLIQUE)
+    write_case(a, "only a", scan, MAPS[:1], LPS)
+    write_case(a, "moved", scan, MAPS[:1], LPS)
+    write_case(b, "moved", scan, MAPS[:1], OBLIQUE)
+    write_case(a, "cut", scan, MAPS[:1], LPS)
+    write_case(b, "cut", scan[1:], MAPS[:1, 1:], LPS)
+    write_case(a, "unit", scan, MAPS[:1], LPS)
+    write_case(b, "unit", scan, MAPS[:1], LPS, quantity="logit", unit="network output")
+    write_case(a, "other scan", scan, MAPS[:1], LPS, mark="0123abcd")
+    write_case(b, "other scan", scan, MAPS[:1], LPS, mark="ffff0000")
+    write_case(a, "failed", scan, MAPS[:1], LPS)
+    write_failure(b, "failed", "5 < 6")
+    return a, b
+
+
+def test_agreement_by_hand() -> None:
+    """Against numpy, and peaks apart in mm on an oblique grid."""
+    found = map_agreement(MAPS[0], OTHER[0], OBLIQUE)
+    first, second = MAPS[0].ravel().astype(float), OTHER[0].ravel().astype(float)
+    assert found.pearson == pytest.approx(np.corrcoef(first, second)[0, 1], abs=1e-9)
+    tops = [{*np.argsort(each)[-int(np.ceil(0.05 * each.size)) :].tolist()} for each in (first, second)]
+    positive = [{i for i in top if each[i] > 0} for top, each in zip(tops, (first, second), strict=True)]
+    assert found.overlap == pytest.approx(len(positive[0] & positive[1]) / len(positive[0]), abs=2e-3)
+    peaks = [np.array(np.unravel_index(each.argmax(), SHAPE)) for each in (first, second)]
+    places = [nib.affines.apply_affine(OBLIQUE, peak) for peak in peaks]
+    assert found.peak_distance == pytest.approx(np.linalg.norm(places[0] - places[1]))
+    assert found.difference == pytest.approx(np.abs(first - second).max())
+
+
+def test_what_is_not_compared_says_why(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    index = write_comparison(runs, tmp_path / "both")
+    problems: dict[str, list[str]] = {}
+    for line in Runs(runs).compared():
+        problems.setdefault(line.case, []).append(line.problem)
+    assert problems["ct/one"] == ["", ""]
+    assert problems["only a"] == ["not in b"]
+    assert problems["failed"] == ["failed in b: 5 < 6"]
+    assert "the affines differ" in problems["moved"][0]
+    assert "the grids differ, (26, 30, 22) and (25, 30, 22) voxels" in problems["cut"][0]
+    assert "the scans differ: `scan` is '0123abcd' and 'ffff0000'" in problems["other scan"][0]
+    assert "`quantity` is 'softmax probability' and 'logit'" in problems["unit"][0]
+    page = Page(index)
+    for each in problems.values():
+        assert each[0] in page.text
+    pictures = page.all("img")
+    assert len(pictures) == 2 * 4  # two maps of ct/one; of the other scan and the other score both maps too
+    for each in pictures:
+        assert (index.parent / str(each["src"])).is_file()
+
+
+def test_the_command(runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = map(str, runs)
+    main(["report", a, b, "--output_dir", str(tmp_path / "both")])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "both" / "report" / "index.html")
+    wrong = {
+        "give --output_dir": [a, b],
+        "is for several runs": [a, "--output_dir", str(tmp_path / "x")],
+        "each once": [a, a, "--output_dir", str(tmp_path / "x")],
+        "is the output folder of a run": [a, b, "--output_dir", a],
+    }
+    for words, arguments in wrong.items():
+        with pytest.raises(SystemExit, match=words):
+            main(["report", *arguments])
+
+
+# What a cohort shows: the mean of maps in the regions of label maps, against plain loops over voxels.
+SMALL = (6, 5, 4)
+EXPLAINED = [(0, None, 0.9), (1, None, 0.1)]
+NAMES = {2: "liver", "7": "=spleen"}
+
+
+def case(folder: Path, name: str, seed: int, labels: list[int], **values: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Write a case of random maps and labels, as a run does, and return both."""
+    rng = np.random.default_rng(seed)
+    maps, label = rng.normal(size=(2, *SMALL)).astype(np.float32), rng.choice(labels, SMALL)
+    maps[1] = -np.abs(maps[1])
+    write_case(folder, name, head(SMALL, 0, 1), maps, np.eye(4), names={"1": "tumour"}, **values)
+    item = {"saliency": torch.from_numpy(maps), "label_on_map": label, "case": name}
+    save = SaveLabelRegionsd("saliency", folder / "label_regions.csv", NAMES)
+    save(item | {"explanation": SimpleNamespace(explained=EXPLAINED)})
+    return maps, label
+
+
+def slow(maps: np.ndarray, label: np.ndarray, explained: int, region: int) -> tuple[float, float, int]:
+    """The mean in a region, and its share of what is above 0."""
+    inside, positive, total = [], 0.0, 0.0
+    for voxel in np.ndindex(*SMALL):
+        value = float(maps[(explained, *voxel)])
+        total += max(value, 0)
+        if label[voxel] == region:
+            inside.append(value)
+            positive += max(value, 0)
+    return sum(inside) / len(inside), positive / total if total else np.nan, len(inside)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_equals_plain_loops(tmp_path: Path) -> None:
+    """Two cases that share one region of three; a case whose score is another one is not mixed with them."""
+    cases = {"a": case(tmp_path, "a", 0, [0, 2]), "b": case(tmp_path, "b", 1, [2, 7, 7])}
+    case(tmp_path, "c", 2, [2], quantity="log-odds", unit="logit")
+    each = CaseTable(tmp_path / "label_regions.csv", columns=LABEL_REGION_COLUMNS).read()
+    assert len([line for line in each if line["case"] != "c"]) == 8
+    for line in each[:8]:
+        mean, mass, voxels = slow(*cases[line["case"]], int(line["class"]), int(line["region"]))
+        assert (float(line["saliency"]), int(line["voxels"])) == (pytest.approx(mean, rel=1e-5), voxels)
+        assert float(line["mass"] or "nan") == pytest.approx(mass, rel=1e-5, nan_ok=True)
+    page = Page(write_report(tmp_path))
+    found = rows_of(tmp_path / "cohort_regions.csv")
+    names = {"0": "outside", "2": "liver", "7": "'=spleen"}
+    assert {(line["unit"], line["region"], line["name"]) for line in found} == {
+        *(("probability", *pair) for pair in names.items()),
+        ("logit", "2", "liver"),
+    }
+    for line in found:
+        if line["unit"] == "logit":
+            continue
+        region, holds = int(line["region"]), {0: "a", 2: "ab", 7: "b"}[int(line["region"])]
+        values = np.array([slow(*cases[name], int(line["class"]), region)[:2] for name in holds])
+        assert int(line["cases"]) == len(holds)
+        for place, name in enumerate(("saliency", "mass")):
+            spread = np.sqrt(np.square(values[:, place] - values[:, place].mean()).sum()) if len(holds) == 2 else np.nan
+            for figure, expected in (("mean", values[:, place].mean()), ("sd", spread)):
+                assert float(line[f"{name}_{figure}"] or "nan") == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert {(line["class"], line["class_name"]) for line in found} == {("0", ""), ("1", "tumour")}
+    shown = next(line for line in found if (line["class"], line["region"], line["cases"]) == ("0", "2", "2"))
+    assert f"{float(shown['saliency_mean']):.3g} ± {float(shown['saliency_sd']):.2g}" in page.text
+    for words in (
+        "Mean in each region: softmax probability (probability)",
+        "log-odds (logit)",
+        "=spleen",
+        "tumour (class 1)",
+    ):
+        assert words in page.text
+
+
+def test_without_numbers_of_regions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Labels that are no whole numbers, or none, leave no rows, and those of an earlier run go."""
+    for label in (np.full(SMALL, 0.5), None):
+        case(tmp_path, "a", 0, [1])
+        save = SaveLabelRegionsd("saliency", tmp_path / "label_regions.csv")
+        item = {"saliency": torch.ones(2, *SMALL), "case": "a", "explanation": SimpleNamespace(explained=EXPLAINED)}
+        save(item if label is None else item | {"label_on_map": label})
+        assert not (tmp_path / "label_regions.csv").exists()
+    assert "case a: its label map does not hold numbers of regions" in caplog.text
+    assert "Mean in each region" not in Page(write_report(tmp_path)).text
+    assert not (tmp_path / "cohort_regions.csv").exists()

@@ -1,7 +1,5 @@
 """The report, opened from disk in headless Chromium, and used as a reader does."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil
@@ -90,8 +88,7 @@ def open_page(browser: Any) -> Iterator[Open]:
     for page in pages:
         page.close()
     known = *(f"request: {report}/" for report in reports), "request: data:", "request: blob:"
-    outside = [each for each in seen if not each.startswith(known)]
-    assert not outside
+    assert not [each for each in seen if not each.startswith(known)]
     assert any(each.endswith(("case.js", "cohort.js")) for each in seen)
 
 
@@ -308,8 +305,7 @@ def test_a_cohort_prints_on_wide_pages(open_page: Open, folder: Path) -> None:
 def test_print_is_a_page_with_the_picture(open_page: Open, folder: Path) -> None:
     for case in ("ct/one", "photo"):
         page = open_page(page_of(folder, case), FEW)
-        printed = page.pdf(format="A4")
-        assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+        assert len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4"))) == 1
         levels = page.evaluate(
             "(({ width, height }, pen) => new Set(pen.getImageData(0, 0, width, height).data).size)"
             "(document.getElementById('print'), document.getElementById('print').getContext('2d'))"

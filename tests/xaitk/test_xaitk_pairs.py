@@ -5,8 +5,6 @@ parameters, the estimator of the same name and a target. Both maps are compared 
 1e-6, since its random masks are float32, and windows to rounding.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -35,14 +33,10 @@ from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.mc_rise import MCRIS
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.occlusion_based import PerturbationOcclusion
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.slidingwindow import SlidingWindowStack
+from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import occlusion_based as similarity_occlusion
 from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import sbsm
-from xaitk_saliency.impls.gen_image_similarity_blackbox_sal.occlusion_based import (
-    PerturbationOcclusion as SimilarityOcclusion,
-)
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal import drise
-from xaitk_saliency.impls.gen_object_detector_blackbox_sal.occlusion_based import (
-    PerturbationOcclusion as DetectorOcclusion,
-)
+from xaitk_saliency.impls.gen_object_detector_blackbox_sal import occlusion_based as detector_occlusion
 from xaitk_saliency.impls.perturb_image import random_grid, rise, sliding_radial, sliding_window
 from xaitk_saliency.impls.perturb_image.mc_rise import MCRISEGrid
 from xaitk_saliency.impls.perturb_image.random_grid import RandomGrid
@@ -79,11 +73,7 @@ SCORINGS: dict[str, tuple[Any, Estimator]] = {
     "OcclusionScoring": (OcclusionScoring(), ms.OcclusionScoring()),
     "SquaredDifferenceScoring": (SquaredDifferenceScoring(), ms.SquaredDifferenceScoring()),
 }
-IMAGES: list[tuple[tuple[int, int, int], Any]] = [
-    ((1, 21, 30), None),
-    ((1, 24, 24), 0.7),
-    ((3, 19, 26), [0.5, -1.0, 2.0]),
-]
+IMAGES: list[tuple[Any, Any]] = [((1, 21, 30), None), ((1, 24, 24), 0.7), ((3, 19, 26), [0.5, -1.0, 2.0])]
 
 
 def channel_last(image: np.ndarray, grey_axis: bool = False) -> np.ndarray:
@@ -95,10 +85,17 @@ def _channel_first(image: np.ndarray) -> np.ndarray:
     return image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0)
 
 
-class XaitkClassifier(ClassifyImage):
+class OfBox:
+    """What xaitk-saliency's wrappers of the black box share."""
+
     def __init__(self, box: BlackBox) -> None:
         self.box = box
 
+    def get_config(self) -> dict:
+        return {}
+
+
+class XaitkClassifier(OfBox, ClassifyImage):
     def get_labels(self) -> list[int]:
         return list(range(CLASSES))
 
@@ -106,27 +103,15 @@ class XaitkClassifier(ClassifyImage):
         for image in img_iter:
             yield dict(enumerate(self.box.odds(_channel_first(image))))
 
-    def get_config(self) -> dict:
-        return {}
 
-
-class XaitkDescriptors(ImageDescriptorGenerator):
-    def __init__(self, box: BlackBox) -> None:
-        self.box = box
-
+class XaitkDescriptors(OfBox, ImageDescriptorGenerator):
     def generate_arrays_from_images(self, img_mat_iter: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         for image in img_mat_iter:
             yield self.box(_channel_first(image))
 
-    def get_config(self) -> dict:
-        return {}
 
-
-class XaitkDetector(DetectImageObjects):
+class XaitkDetector(OfBox, DetectImageObjects):
     """Its boxes end at their last voxel, and have the classes' scores as they are."""
-
-    def __init__(self, box: BlackBox) -> None:
-        self.box = box
 
     def detect_objects(self, img_iter: Iterable[np.ndarray]) -> Iterator[list]:
         for image in img_iter:
@@ -135,9 +120,6 @@ class XaitkDetector(DetectImageObjects):
                 (AxisAlignedBoundingBox(each[:2], each[2:]), dict(enumerate(row)))
                 for each, row in zip(corners, scores, strict=True)
             ]
-
-    def get_config(self) -> dict:
-        return {}
 
 
 def image_of(shape: tuple[int, ...], seed: int = 1) -> np.ndarray:
@@ -188,7 +170,7 @@ def test_similarity(perturber: str, measure: str, shape: tuple[int, int, int], f
     make, masks = PERTURBERS[perturber]
     image, box = image_of(shape), BlackBox(shape, outputs=9)
     queries = [image_of(shape, seed) for seed in (2, 3)]
-    stack = SimilarityOcclusion(make(), SimilarityScoring(measure), fill, threads=0)
+    stack = similarity_occlusion.PerturbationOcclusion(make(), SimilarityScoring(measure), fill, threads=0)
     expected = stack.generate(channel_last(image), [channel_last(each) for each in queries], XaitkDescriptors(box))
     references = torch.from_numpy(np.stack([box(each) for each in queries]))
     target = ms.EmbeddingSimilarity("distance" if measure == "euclidean" else measure, references)
@@ -210,7 +192,7 @@ def detected(stack: Any, image: np.ndarray, box: BlackBox) -> np.ndarray:
 def test_a_detector(perturber: str, shape: tuple[int, int, int], fill: Any) -> None:
     make, masks = PERTURBERS[perturber]
     image, box = image_of(shape), BlackBox(shape, BlackBox.box_outputs(2))
-    expected = detected(DetectorOcclusion(make(), DRISEScoring(), fill, threads=0), image, box)
+    expected = detected(detector_occlusion.PerturbationOcclusion(make(), DRISEScoring(), fill, threads=0), image, box)
     target = ms.DetectionScore(0.0)
     explain = ms.PerturbationInferer(masks, target, ms.DRISEScoring("plain"), fill_of(fill), mask_batch_size=7)
     np.testing.assert_allclose(scaled(explained(explain, image, box.detect)), expected, rtol=0, atol=NEAR)
@@ -235,48 +217,39 @@ def test_mc_rise(shape: tuple[int, int, int], count: int, p1: float) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=NEAR)
 
 
-WITH_P1 = {"p1": P1, "seed": SEED}
+RANDOM = {"num_masks": 25, "p1": P1, "seed": SEED}
+FILLS = {"grid_size": 3, "more_fills": [ms.ConstantFill(-1.0), ms.ConstantFill(2.0)]}
 #: each method, its settings, and the masks and the estimator that it is made of
-METHODS: list[tuple[Callable[..., ms.PerturbationInferer], dict[str, Any], Masks, Estimator]] = [
-    (ms.rise, {"num_masks": 25, "grid_size": 3} | WITH_P1, ms.RISEMasks(25, 3, **WITH_P1), ms.RISEScoring(P1)),
-    (ms.drise, {"num_masks": 25, "grid_size": 3} | WITH_P1, ms.RISEMasks(25, 3, **WITH_P1), ms.DRISEScoring()),
-    (
-        *(ms.random_grid, {"num_masks": 25, "cell_size": 3} | WITH_P1),
-        *(ms.RandomGridMasks(25, 3, **WITH_P1), ms.RISEScoring(P1)),
-    ),
-    (
-        *(ms.mc_rise, {"num_masks": 25, "grid_size": 3, "more_fills": [-1.0, 2.0]} | WITH_P1),
-        *(ms.MCRISEMasks(25, [ms.ConstantFill(-1.0), ms.ConstantFill(2.0)], 3, **WITH_P1), ms.MCRISEScoring(P1)),
-    ),
-    (ms.multi_scale_window, {"window_size": 4, "levels": 2}, ms.MultiScaleWindowMasks(4, 2), ms.OcclusionScoring()),
-    (ms.sliding_radial, {"radius": 2.5, "stride": 3}, ms.SlidingRadialMasks(2.5, 3), ms.OcclusionScoring()),
+METHODS: list[tuple[Callable[..., ms.PerturbationInferer], dict[str, Any], Any, Estimator]] = [
+    (ms.rise, RANDOM | {"grid_size": 3}, ms.RISEMasks, ms.RISEScoring(P1)),
+    (ms.drise, RANDOM | {"grid_size": 3}, ms.RISEMasks, ms.DRISEScoring()),
+    (ms.random_grid, RANDOM | {"cell_size": 3}, ms.RandomGridMasks, ms.RISEScoring(P1)),
+    (ms.mc_rise, RANDOM | FILLS, ms.MCRISEMasks, ms.MCRISEScoring(P1)),
+    (ms.multi_scale_window, {"window_size": 4, "levels": 2}, ms.MultiScaleWindowMasks, ms.OcclusionScoring()),
+    (ms.sliding_radial, {"radius": 2.5, "stride": 3}, ms.SlidingRadialMasks, ms.OcclusionScoring()),
     (
         *(ms.squared_difference, {"radius": 2, "stride": 3, "sigma": 0.5}),
-        *(ms.SlidingRadialMasks(2, 3, 0.5), ms.SquaredDifferenceScoring()),
+        *(ms.SlidingRadialMasks, ms.SquaredDifferenceScoring()),
     ),
-    (ms.sbsm, {"window_size": 3, "stride": 2}, ms.SlidingWindowMasks(3, 2), ms.SimilarityScoring()),
+    (ms.sbsm, {"window_size": 3, "stride": 2}, ms.SlidingWindowMasks, ms.SimilarityScoring()),
 ]
 
 
-@pytest.mark.parametrize(
-    ("method", "settings", "masks", "estimator"), METHODS, ids=[row[0].__name__ for row in METHODS]
-)
-def test_a_method_is_its_masks_and_its_estimator(
-    method: Any, settings: dict[str, Any], masks: Masks, estimator: Estimator
-) -> None:
+@pytest.mark.parametrize(("method", "settings", "masks", "estimator"), METHODS)
+def test_a_method_is_its_masks_and_its_estimator(method: Any, settings: Any, masks: Any, estimator: Any) -> None:
     """In 3D too, where tests/masks and tests/estimators compare both with plain loops."""
     for shape in ((2, 9, 8), (2, 7, 6, 5)):
         image, box, target = image_of(shape), BlackBox(shape), ms.ClassScore("all", "none")
         shared = {"fill": ms.ConstantFill(0.5), "mask_batch_size": 7}
         found = explained(method(**settings, target=target, **shared), image, box.describe)
-        expected = explained(ms.PerturbationInferer(masks, target, estimator, **shared), image, box.describe)
+        expected = explained(
+            ms.PerturbationInferer(masks(**settings), target, estimator, **shared), image, box.describe
+        )
         np.testing.assert_array_equal(found, expected)
         assert np.abs(expected).max() > 1e-3
 
 
-# Our parts for xaitk-saliency and its own: the same masks, the same black box, the same maps. -------------------------
-
-
+# Our parts for xaitk-saliency and its own: the same masks, the same black box, the same maps.
 RNG = np.random.default_rng(3)
 ARRAYS: dict[str, np.ndarray] = {
     "square": RNG.random((20, 20)),
@@ -404,9 +377,7 @@ def test_rise_is_faster_and_smaller(tmp_path: Path) -> None:
     assert row["times less memory"] >= 5
 
 
-# xaitk-saliency's objects used here: perturbers, scorings and whole methods. ------------------------------------------
-
-
+# xaitk-saliency's objects used here: perturbers, scorings and whole methods.
 TARGET = ms.ClassScore("all", "softmax")
 TWO_IMAGES = torch.rand(2, 3, 18, 22, generator=torch.Generator().manual_seed(1))
 
@@ -433,9 +404,6 @@ def scaled_maps(maps: torch.Tensor) -> torch.Tensor:
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert float(expected.abs().max()) > 0.5
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-
-
-# Perturbers. ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -466,11 +434,10 @@ def test_perturbers_that_do_not_fit_are_refused() -> None:
         def get_config(self) -> dict[str, Any]:
             return {}
 
-    cases = [
+    for array, message in (
         (np.ones((4, 5, 5)), r"Odd must make masks \(masks, 18, 22\), at least one .* got float64 \(4, 5, 5\)"),
         (np.full((4, 18, 22), 1.5), r"in \[0, 1\], 1 where the image is kept, got \[1.5, 1.5\]"),
-    ]
-    for array, message in cases:
+    ):
         with pytest.raises(ValueError, match=message):
             PerturbImageMasks(Odd(array)).bind(TWO_IMAGES[0])
     with pytest.raises(ValueError, match=r"at least one and the same for all channels"):
@@ -481,9 +448,6 @@ def test_perturbers_that_do_not_fit_are_refused() -> None:
         PerturbImageMasks(RISEScoring())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"keep a cell with `p1` 0.3"):
         ms.PerturbationInferer(PerturbImageMasks(RISEGrid(5, 3, 0.3)), TARGET, ms.RISEScoring(0.5))
-
-
-# Scorings. ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -521,9 +485,6 @@ def test_scorings_that_do_not_fit_are_refused() -> None:
         explain(ms.RISEMasks(5), ConfidenceScoring(RISEScoring(0.4)))
 
 
-# Whole methods. -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("batch", "fill"), [(1, None), (7, ms.ConstantFill([0.2, 0.9, 0.5])), (7, ms.BlurFill(2.0))])
 def test_a_whole_method(batch: int, fill: Any) -> None:
     settings: dict[str, Any] = {"target": TARGET, "mask_batch_size": batch, "fill": fill}
@@ -545,8 +506,6 @@ def test_whole_methods_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot be shared between workers: let these share cases"):
         explain.score(TWO_IMAGES, NET, part=Part(0, 2))
 
-
-# By name. -------------------------------------------------------------------------------------------------------------
 
 STACK = "xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise.RISEStack"
 

@@ -1,7 +1,5 @@
 """What xaitk-saliency asks of an implementation: to be found, to be configured, and its errors and ranges."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any
@@ -22,12 +20,7 @@ from monai_saliency import xaitk
 from monai_saliency.xaitk import Classifier, Descriptor, Detector, RISEStack
 
 INTERFACES: dict[type[Any], set[type[Any]]] = {
-    PerturbImage: {
-        xaitk.RISEGrid,
-        xaitk.RandomGrid,
-        xaitk.SlidingRadial,
-        xaitk.SlidingWindow,
-    },
+    PerturbImage: {xaitk.RISEGrid, xaitk.RandomGrid, xaitk.SlidingRadial, xaitk.SlidingWindow},
     GenerateImageClassifierBlackboxSaliency: {xaitk.RISEStack, xaitk.SlidingWindowStack},
     GenerateObjectDetectorBlackboxSaliency: {xaitk.DRISEStack, xaitk.RandomGridStack},
     GenerateImageSimilarityBlackboxSaliency: {xaitk.SBSMStack},
@@ -80,9 +73,7 @@ def test_an_object_without_a_seed_makes_the_same_masks_each_time() -> None:
     assert not np.array_equal(one(image), other(image))
 
 
-# Networks as black boxes of xaitk-saliency: the answers of the network, in batches. -----------------------------------
-
-
+# Networks as black boxes of xaitk-saliency: the answers of the network, in batches.
 PHOTOGRAPHS = [
     np.random.default_rng(1).integers(0, 256, (18, 24, 3), dtype=np.uint8),
     np.random.default_rng(2).random((18, 24, 3)).astype(np.float32) * 255,
