@@ -193,7 +193,9 @@ def test_an_error_stops_all(images: torch.Tensor) -> None:
 
 
 def test_a_network_that_cannot_be_copied(images: torch.Tensor) -> None:
-    network = lambda x: x.flatten(1)[:, :2]  # noqa: E731
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)[:, :2]
+
     with pytest.raises(ValueError, match=r"the network \(network\) cannot be copied to 3 devices \(it is not a torch"):
         over_devices(rise(), CPUS)(images, network)
     assert torch.equal(over_devices(rise(), ["cpu"])(images, network), rise()(images, network))
