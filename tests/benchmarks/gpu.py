@@ -154,7 +154,7 @@ def over_bare_forwards(s: Setting) -> Rows:
             "default": chosen.replace(mask_batch_size=batch_size),
         }
         for method, explain in methods.items():
-            ratios, forwards = overhead.measure(network, image, explain, s[3, 2])
+            ratios, forwards = overhead.measure(network, image, explain, s[3, 5])
             at_most = s[BARS[dims], 1.5]  # of so few small images, what a case costs once is a larger share
             yield row(f"{name}: {method}, {forwards} forwards", statistics.median(ratios), at_most=at_most)
 
@@ -279,7 +279,7 @@ def batch_size_by_itself(s: Setting) -> Rows:
             str(each): lambda each=each: explain.replace(mask_batch_size=each)(image, network)  # noqa: B023
             for each in ("auto", *sizes)
         }
-        seconds = alternated(calls, s.device, 3)
+        seconds = alternated(calls, s.device, s[3, 15])  # of calls that take hundredths of a second
         best = min(list(calls)[1:], key=seconds.__getitem__)
         name = f"{kind}, {dims}D {size}^{dims}: auto over {best} images"
         yield row(name, seconds["auto"] / seconds[best], at_most=BARS[dims])
