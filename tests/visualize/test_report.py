@@ -4,6 +4,7 @@ import base64
 import csv
 import hashlib
 import json
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -240,7 +241,7 @@ def test_how_the_maps_were_made(tmp_path: Path) -> None:
     for each, up in ((index, "../"), (page, "../../")):
         for words in (
             *("rise, num_masks 50, grid_size 4", "seed 7", "the value -1.5 in the network's input space", "ClassScore"),
-            *(f"monai-saliency {ms.__version__}", f"torch {torch.__version__}", "RISE: Randomized Input"),
+            *(f"monai-saliency {ms.__version__}", f"torch {version('torch')}", "RISE: Randomized Input"),
             *("softmax probability", "Linear ", "arXiv 2211.02701"),
         ):
             assert words in each.text, words
