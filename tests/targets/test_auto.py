@@ -269,6 +269,9 @@ def twice(values: Any) -> Any:
     return 2 * values
 
 
+TWICE = mt.Lambdad("pred", func=twice)
+
+
 class Own(mt.MapTransform):
     """Somebody's own."""
 
@@ -323,15 +326,15 @@ def test_what_is_known(transform: Any, reading: Reading | None) -> None:
     ("transform", "words"),
     [
         (mt.Activations(other=twice), "applies twice to it"),
-        (mt.Lambdad("pred", func=twice), "applies twice to it"),
+        (TWICE, "applies twice to it"),
         (torch.sigmoid, "applies sigmoid to it"),
         (Own("pred"), "applies Own to it"),
         (mt.ScaleIntensityd("pred"), "applies ScaleIntensityd to it"),
         (VistaPostTransformd("pred"), "applies VistaPostTransformd to it"),
         (mt.AsDiscrete(rounding="torchrounding"), "rounds it"),
         (mt.AsDiscrete(threshold=torch.tensor([0.2, 0.3])), "compares it with a Tensor"),
-        (mt.Compose([mt.Lambdad("pred", func=twice), mt.Activationsd("pred", sigmoid=True)]), "applies twice to it"),
-        (mt.Compose([SIGMOID, mt.Lambdad("pred", func=twice), mt.AsDiscreted("pred", threshold=0.5)]), "applies twice"),
+        (mt.Compose([TWICE, SIGMOID]), "applies twice to it"),
+        (mt.Compose([SIGMOID, TWICE, mt.AsDiscreted("pred", threshold=0.5)]), "applies twice to it"),
         (mt.Compose([mt.Activations(True, True), mt.AsDiscrete(argmax=True)]), "applies a softmax to its sigmoid"),
     ],
 )  # fmt: skip
