@@ -88,9 +88,6 @@ class Tracker:
         }
         handler.experiment_param = {**self.settings, **network, **(handler.experiment_param or {})}
         handler.artifacts = tuple(self._executed_config(path) for path in handler.artifacts if path)
-        if (handler.artifact_location or "").startswith("file:"):
-            # MONAI 1.6.1 quotes the folder twice: "my maps" becomes another folder, "my%20maps".
-            handler.artifact_location = handler.artifact_location.replace("%25", "%")
         # Left to itself the handler goes on in any unfinished run of the experiment, such as another program's.
         set_experiment(handler)
         name = handler.run_name or f"run_{time.strftime('%Y%m%d_%H%M%S')}"
