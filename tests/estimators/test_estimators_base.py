@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import Occlusion
-from helpers.estimators import SHAPES, bound_with_scores, map_of, slow_rise
+from helpers.estimators import SHAPES, bound_with_scores, map_of
 from helpers.numpy_boxes import CLASSES, BlackBox
 
 import monai_saliency as ms
@@ -50,13 +50,6 @@ class TestStates:
                 merged.merge(states[i])
             assert torch.equal(merged.compute(), expected)
 
-    def test_values_explained_together_equal_each_alone(self, estimator: Estimator, masks: RISEMasks) -> None:
-        bound, scores, reference = bound_with_scores(masks, (5, 6, 4), k=4)
-        together = map_of(estimator, bound, scores, reference)
-        for k in range(4):
-            alone = map_of(estimator, bound, scores[:, k : k + 1], reference[k : k + 1])
-            torch.testing.assert_close(together[k : k + 1], alone, rtol=0, atol=1e-12)
-
     def test_law_5_a_map_scales_with_the_score(self, estimator: Estimator, masks: RISEMasks) -> None:
         bound, scores, reference = bound_with_scores(masks, (9, 7))
         maps = map_of(estimator, bound, scores, reference)
@@ -88,19 +81,6 @@ class TestStates:
             state.merge(estimator.start(other.bind(torch.zeros(1, 9, 7)), reference))
 
 
-FORMS = ["centred", "debiased", "plain"]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("p1", [0.5, 0.3])
-@pytest.mark.parametrize("form", FORMS)
-def test_rise_equals_slow_loop(shape: tuple[int, ...], p1: float, form: str) -> None:
-    bound, scores, reference = bound_with_scores(RISEMasks(11, 3, p1, seed=1), shape)
-    masks = bound.render(range(11))[:, 0].numpy()
-    ours = map_of(RISEScoring(p1, form), bound, scores, reference)
-    np.testing.assert_allclose(ours, slow_rise(masks, scores.numpy(), p1, form), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("p1", [0.0, 1.0])
 def test_rise_of_masks_that_all_agree_is_finite(p1: float) -> None:
     """Masks that keep nothing say nothing; masks that keep all say one thing of every voxel."""
@@ -110,18 +90,6 @@ def test_rise_of_masks_that_all_agree_is_finite(p1: float) -> None:
     for form in ("centred", "debiased"):
         zeros = map_of(RISEScoring(1.0, form), *bound_with_scores(RISEMasks(6, 3, 1.0), (5, 6)))
         torch.testing.assert_close(zeros, torch.zeros_like(plain), rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_network_that_always_says_70(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """What every mask scores alike is no evidence: the default has none of it, where the published forms have."""
-    bound, scores, reference = bound_with_scores(RISEMasks(50, 3, seed=1), shape, dtype=dtype)
-    constant = torch.full_like(scores, 70.1), torch.full_like(reference, 70.1)
-    assert torch.equal(map_of(RISEScoring(), bound, *constant), torch.zeros(3, *shape, dtype=dtype))
-    # Mask coverage, times 70.
-    assert float(map_of(RISEScoring(form="debiased"), bound, *constant).abs().max()) > 4
-    assert float(RISEScoring(form="debiased").noise(bound, range(50), *constant).min()) > 4
 
 
 NOISY: list[tuple[Callable[[int], Masks], float]] = [
@@ -239,15 +207,6 @@ def test_voxels_in_no_region_are_0() -> None:
     assert bool((maps[0, :5] != 0).all())
     error = ms.DRISEScoring().standard_error(bound, range(20), scores, torch.zeros(1))
     assert bool((error[0, 5] == 0).all())
-
-
-def test_occlusion_of_a_linear_score_by_hand() -> None:
-    """The score sums columns 2 to 4 of a line of ones; a window of 2 every 2 hides 0, 1, 2 of them."""
-    bound = SlidingWindowMasks((1, 2), (1, 2)).bind(torch.zeros(1, 1, 8, dtype=torch.float64))
-    masks = bound.render(range(4))[:, 0]
-    scores = masks[:, 0, 2:5].sum(dim=1, keepdim=True)
-    maps = map_of(OcclusionScoring(), bound, scores, torch.tensor([3.0], dtype=torch.float64))
-    assert maps[0, 0].tolist() == [0, 0, 2, 2, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize(

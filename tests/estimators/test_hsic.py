@@ -147,20 +147,6 @@ def test_the_slow_loop(shape: tuple[int, ...]) -> None:
             assert float(found[(k, *voxel)]) == pytest.approx(total[int(bound.index[voxel]) - 1], rel=1e-10)
 
 
-def test_designs_fill_the_space_and_exchange_one_cell() -> None:
-    bound: Any = SobolMasks(64, (2, 2), seed=1).bind(torch.zeros(1, 4, 6))
-    kept = bound.codes(range(len(bound)))["coalition"].reshape(64, 6, 4)
-    for design in kept:
-        for cell in range(4):
-            assert np.flatnonzero(design[2 + cell] != design[0]).tolist() == [cell]
-            assert design[2 + cell, cell] == design[1, cell]
-    # Of 64 points of a Sobol sequence exactly one lies in each 64th of an axis.
-    for column in kept[:, :2].reshape(64, 8).T:
-        assert sorted((column * 64).astype(int)) == list(range(64))
-    masks = bound.render(range(len(bound)))[:, 0]
-    torch.testing.assert_close(masks[:, ::2, ::3].flatten(1).double().numpy(), kept.reshape(-1, 4), rtol=0, atol=1e-7)
-
-
 def test_sobol_of_regions_of_a_label_map() -> None:
     labels = torch.tensor([[[0, 4, 4], [9, 9, 2]]])
     explain = ms.sobol(128, by_label=True, target=ms.RegressionScore(), mask_batch_size=64)

@@ -100,17 +100,6 @@ def test_a_network_by_hand(shape: tuple[int, ...], background: bool) -> None:
     torch.testing.assert_close(other.saliency, explanation.saliency, rtol=0, atol=1e-12)
 
 
-def test_null_and_symmetric_players() -> None:
-    weight = torch.tensor([[2.0, 3.0, 3.0, 0.0, 1.0]], dtype=torch.float64)
-    network = lambda x: torch.exp((x[:, 0] * weight).flatten(1).sum(dim=1, keepdim=True) / 4)  # noqa: E731
-    image = torch.ones(1, 1, 1, 5, dtype=torch.float64)
-    explain = ms.shapley(regions=lambda image, spacing: torch.tensor([[[1, 2, 3, 4, 0]]]), target=LOGIT)
-    table = ms.shapley_values(explain.explain(image, network)[0]).table()
-    assert table[4] == 0
-    assert table[2] == pytest.approx(table[3], abs=1e-14)
-    assert table[2] > table[1] > table[0] > 0
-
-
 def test_channels() -> None:
     """Each channel of each region; and with one region the channels themselves."""
     image = images(1, 2, 4, 6, dtype=torch.float64)

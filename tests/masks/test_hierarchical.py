@@ -104,23 +104,6 @@ def test_smooth_edges_and_the_slow_reference(shape: tuple[int, ...], width: floa
     assert len(found.scores) == len(windows)
 
 
-def test_levels_by_hand() -> None:
-    """Edges 4, 2 and 1; the last window of the second axis is cut."""
-    bound: Any = bind(HierarchicalMasks(4, 4), 8, 6)
-    first = bound.first_round()
-    assert first == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]
-    assert boxes(bound, first[1:3]) == [((0, 4), (4, 6)), ((4, 8), (0, 4))]
-    assert bound.grids == [[2, 2], [4, 3], [8, 6]]  # a fourth level would be the third
-    assert boxes(bound, [(1, 0, 2), (1, 1, 0)]) == [((0, 2), (4, 6)), ((2, 4), (0, 2))]
-    score = torch.tensor([10.0])
-    scores = torch.tensor([[9.0], [3.0], [10.0], [11.0]])
-    second = bound.next_round(first, scores, score)
-    assert second == [(1, 0, 2), (1, 1, 2)]
-    third = bound.next_round([*first, *second], torch.cat([scores, scores[:2]]), score)
-    assert boxes(bound, third) == [((y, y + 1), (x, x + 1)) for y in (2, 3) for x in (4, 5)]
-    assert bound.next_round([*first, *second, *third], torch.zeros(10, 1), score) is None
-
-
 def test_what_does_not_let_the_score_fall_is_not_refined() -> None:
     bound = bind(HierarchicalMasks(4, 3, keep=1), 8, 8)
     given = bound.first_round(), torch.tensor([[5.0], [6.0], [5.0], [9.0]]), torch.tensor([5.0])

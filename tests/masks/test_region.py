@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.masks import bind, everything
-from helpers.patches import blocks
 from monai.inferers import SlidingWindowInferer
 
 from monai_saliency import CoalitionMasks
 from monai_saliency.masks import RegionMasks, SlidingWindowMasks
-from monai_saliency.masks.coalition import draw_pairs, inclusion, meetings, players_that_meet
+from monai_saliency.masks.coalition import draw_pairs, inclusion, meetings
 from monai_saliency.masks.grid import SubsetMasks
 from monai_saliency.masks.order import OrderMasks
-from monai_saliency.utils.patch_grid import PatchGrid
 
 
 class TestRegionMasks:
@@ -106,21 +104,6 @@ def test_a_window_by_hand(width: float, expected: list[float]) -> None:
     assert regions.render([0])[0, 0, 0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_nothing_rises_at_the_border() -> None:
-    """The window that is cut at the border hides the voxels there completely."""
-    bound = line(SlidingWindowMasks((1, 4), (1, 4), smooth=(0, 2)))
-    assert bound.render([0])[0, 0, 0].tolist() == [0, 0, 0.25, 0.75, 1, 1, 1, 1, 1, 1]
-    labels = torch.tensor([[[1, 1, 1, 0, 0, 0, 0, 0, 2, 2]]])
-    bound = line(RegionMasks(smooth=2), labels=labels)
-    found = bound.render([0, 1])[:, 0, 0]
-    torch.testing.assert_close(
-        found,
-        torch.tensor([[0, 0, 0.25, 0.75, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 0.75, 0.25, 0]]).double(),
-        rtol=0,
-        atol=1e-6,
-    )
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", ["windows", "regions"])
 def test_the_slow_average(kind: str, width: Any) -> None:
@@ -181,15 +164,6 @@ def in_a_row(players: int) -> torch.Tensor:
     return torch.arange(1, players + 1)[None, None]
 
 
-def test_the_bits_of_a_mask_are_its_players() -> None:
-    bound = bind_players(LABELS)
-    assert bound.players == bound.regions.values == [0, 2, 5, 9]
-    assert len(bound) == 15
-    for index, mask in enumerate(bound.render(range(15))):
-        hidden = {label for bit, label in enumerate([0, 2, 5, 9]) if index >> bit & 1 or not index}
-        assert mask[0].tolist() == [[float(label not in hidden) for label in row] for row in LABELS[0].tolist()]
-
-
 def test_a_background_that_is_not_a_player_is_kept() -> None:
     bound = bind_players(LABELS, background=False)
     assert bound.players == [2, 5, 9]
@@ -197,21 +171,6 @@ def test_a_background_that_is_not_a_player_is_kept() -> None:
     assert bound.render([0])[0, 0].tolist() == [[1, 0, 0], [0, 0, 0]]
     without = bind_players(LABELS + 1)
     assert without.players == [1, 3, 6, 10], "where no voxel is 0, there is no background"
-
-
-@pytest.mark.parametrize("shape", [(7, 6), (5, 6, 4)])
-def test_channels_as_players(shape: tuple[int, ...]) -> None:
-    labels = blocks(shape, 3, 2, seed=3)
-    assert labels.unique().tolist() == [0, 1, 2]
-    bound = bind_players(labels, 2, per_channel=True)
-    assert bound.channels == 2
-    assert bound.players == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
-    for index in (0, 1, 6, 40, 62):
-        expected = torch.ones(2, *shape)
-        for bit, (label, channel) in enumerate(bound.players):
-            if index >> bit & 1 or not index:
-                expected[channel][labels[0] == label] = 0
-        assert torch.equal(bound.render([index])[0], expected)
 
 
 @pytest.mark.parametrize("players", [4, 7, 12, 70])
@@ -262,30 +221,6 @@ def test_how_likely_a_pair_is_drawn(players: int, count: int) -> None:
 
 
 # Parts of an image.
-@pytest.mark.parametrize(
-    ("shape", "roi", "overlap"), [((13, 11), (6, 5), 0.5), ((9, 8, 7), (4, 4, 4), 0.25), ((4, 5), (8, 8), 0.5)]
-)
-def test_players_that_meet(shape: tuple[int, ...], roi: tuple[int, ...], overlap: float) -> None:
-    """Voxel by voxel: the players of all patches that cover it."""
-    labels = blocks(shape, 3, 9, seed=4)[0].numpy()
-    players = sorted(set(labels.ravel().tolist()))
-    boxes = PatchGrid(SlidingWindowInferer(roi, overlap=overlap), shape).boxes
-    present = np.array([[label in labels[box] for label in players] for box in boxes])
-    found = {frozenset(cell) for cell in players_that_meet(present, boxes)}
-    everywhere = set()
-    for voxel in itertools.product(*map(range, shape)):
-        covering = [
-            set(labels[box].ravel().tolist())
-            for box in boxes
-            if all(side.start <= at < side.stop for side, at in zip(box, voxel, strict=True))
-        ]
-        everywhere.add(frozenset(players.index(label) for label in set().union(*covering)))
-    assert found == {cell for cell in everywhere if not any(cell < other for other in everywhere)}
-    found = {frozenset(cell) for cell in players_that_meet(present, boxes, linear=True)}
-    alone = {frozenset(np.flatnonzero(row).tolist()) for row in present}
-    assert found == {cell for cell in alone if not any(cell < other for other in alone)}
-
-
 def test_sets_that_meet_by_hand() -> None:
     coalitions, found = meetings([[0, 1], [1, 2]], 3, 100) or ((), ())
     hidden = [set((~row).nonzero()[0].tolist()) for row in coalitions]

@@ -8,8 +8,6 @@ import torch
 from captum.attr import Occlusion
 from helpers.estimators import map_of, slow_rise
 from helpers.masks import bind, everything, slow_balls, slow_grids, slow_mc_rise, slow_windows
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from skimage.transform import resize
 from xaitk_saliency.impls.perturb_image.mc_rise import MCRISEGrid
 from xaitk_saliency.impls.perturb_image.random_grid import RandomGrid
@@ -46,27 +44,6 @@ class TestRISEMasks:
             theirs = RISEGrid(n=6, s=s, p1=p1, seed=seed, threads=0).perturb(np.zeros(shape))
             np.testing.assert_allclose(everything(bind(RISEMasks(6, s, p1, seed), *shape)), theirs, rtol=0, atol=1e-5)
 
-    @settings(max_examples=25, deadline=None)
-    @given(
-        shape=st.lists(st.integers(3, 12), min_size=2, max_size=3),
-        grid=st.integers(1, 5),
-        seed=st.integers(0, 2**40),
-        picked=st.lists(st.integers(0, 11), max_size=8),
-        more=st.integers(0, 9),
-    )
-    def test_law_2_a_mask_depends_on_seed_index_and_shape_only(
-        self, shape: list[int], grid: int, seed: int, picked: list[int], more: int
-    ) -> None:
-        bound = bind(RISEMasks(12, grid, 0.5, seed), *shape)
-        masks = bound.render(range(12))
-        assert torch.equal(bound.render(picked), masks[picked])
-        assert torch.equal(bound.render(np.asarray(picked, dtype=int)), masks[picked])
-        assert torch.equal(bound.render(range(3, 9)), masks[3:9])
-        assert torch.equal(bound.render(range(11, -1, -2)), masks.flip(0)[::2])
-        assert torch.equal(bind(RISEMasks(12 + more, grid, 0.5, seed), *shape).render(range(12)), masks)
-        several_channels = RISEMasks(12, grid, 0.5, seed).bind(torch.rand(3, *shape))
-        assert torch.equal(several_channels.render(range(12)), masks)
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_nothing_kept_rounds_to_above_1(self, dtype: torch.dtype) -> None:
         """At p1 = 1 each voxel is two weights on each axis, which sum to 1 in every arithmetic."""
@@ -75,23 +52,8 @@ class TestRISEMasks:
             assert float(masks.max()) == 1.0
             assert float(masks.min()) >= 1 - 8 * torch.finfo(dtype).eps
 
-    @pytest.mark.parametrize("p1", [0.2, 0.7])
-    def test_keep_rate_and_range(self, p1: float) -> None:
-        bound = bind(RISEMasks(400, 6, p1, seed=2), 24, 30)
-        masks = everything(bound)
-        assert masks.min() >= 0
-        assert masks.max() <= 1
-        # 400 masks of 36 cells: five standard errors of the rate of cells.
-        margin = 5 * np.sqrt(p1 * (1 - p1) / (400 * 36))
-        assert abs(bound.codes(range(400))["grid"].mean() - p1) < margin
-        # Every voxel is kept equally often: five standard errors of a mean over masks.
-        assert np.abs(masks.mean(axis=0) - p1).max() < 5 * np.sqrt(p1 * (1 - p1) / 400)
-
 
 # MC-RISE: the masks of xaitk-saliency in 2D, plain loops in 3D, and images with several fills.
-ONES: list[Callable[[torch.Tensor], torch.Tensor]] = [ms.ConstantFill(1.0)]
-
-
 def fills(count: int) -> list[Callable[[torch.Tensor], torch.Tensor]]:
     """Fills beside the first one."""
     return [ms.ConstantFill(float(value)) for value in range(1, count)]
