@@ -19,7 +19,6 @@ from torch.utils.data import DistributedSampler
 
 from monai_saliency.distributed import RankEngine, SlurmEngine, local_device
 from monai_saliency.distributed.base import in_order, take
-from monai_saliency.storage.score_store import CaseScores
 
 
 @pytest.fixture(scope="module")
@@ -199,55 +198,10 @@ def test_every_process_has_the_same_batches(kind: Any, sampler: str, caplog: pyt
     assert in_order(plain) is plain
 
 
-# A method of a user's own, in two rounds, under every engine: the plain run's maps, also after a stop.
-METHOD: dict[str, Any] = {"method": "helpers.two_rounds.two_rounds", "window": 6}
-
-
-@pytest.fixture(scope="module")
-def cohort_of_spots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three scans, and their maps in ``plain``."""
-    folder = tmp_path_factory.mktemp("rounds")
-    write_scans(folder, 3)
-    explain(folder, "plain")
-    assert len(maps(folder / "plain")) == 3
-    # Of 12^3 voxels: the scan and 8 windows of 6^3, then the 8 of 3^3 in one of them; 4 rows in each batch.
-    assert batches(folder, "plain") == 3 * (3 + 2)
-    return folder
-
-
-def batches(folder: Path, out: str) -> int:
-    """How many batches held perturbed images."""
-    return (folder / f"{out}.log").read_text().split().count("4")
-
-
-def explain(folder: Path, out: str, **overrides: Any) -> None:
-    given = settings(folder, out)
-    for name in ("num_masks", "grid_size"):
-        del given[name]
-    monai.bundle.run(**given | METHOD | overrides)
-
-
-@pytest.mark.parametrize("split", ["cases", "masks"])
-def test_ranks(cohort_of_spots: Path, split: str) -> None:
-    """Processes of torchrun, SLURM, Lightning and Accelerate, each after the other."""
+def test_a_method_of_a_users_own_in_two_rounds(cohort: Path) -> None:
+    """Later masks are chosen by the scores of all parts, which meet in the store."""
+    method = {"method": "helpers.two_rounds.two_rounds", "window": 6}
+    monai.bundle.run(**settings(cohort, "one", **method))
     for number in range(2):
-        explain(cohort_of_spots, f"ranks {split}", **rank(number, 2, split))
-    assert maps(cohort_of_spots / f"ranks {split}") == maps(cohort_of_spots / "plain")
-
-
-def test_a_run_that_was_stopped_in_the_second_round(cohort_of_spots: Path) -> None:
-    """Of each case, all batches but one are found on disk: the one that holds the unperturbed image."""
-    explain(cohort_of_spots, "resumed")
-    before = batches(cohort_of_spots, "resumed")
-    for scores in (cohort_of_spots / "resumed" / "scores").rglob("0-16.npy"):
-        kept = CaseScores(scores.parent)
-        ((_, _, found),) = kept.ranges()
-        kept.add(0, 11, torch.from_numpy(found[:11]))  # the first round, and 3 of the second
-        kept.flush()
-        scores.unlink()
-    for path in (cohort_of_spots / "resumed").glob("*.nii.gz"):
-        path.unlink()
-    explain(cohort_of_spots, "resumed")
-    assert maps(cohort_of_spots / "resumed") == maps(cohort_of_spots / "plain")
-    # The first batch, and the second round, of which one batch is not complete on disk.
-    assert batches(cohort_of_spots, "resumed") - before == 3 * (1 + 2)
+        monai.bundle.run(**settings(cohort, "rounds", **method, **rank(number, 2, "masks")))
+    assert maps(cohort / "rounds") == maps(cohort / "one") != {}

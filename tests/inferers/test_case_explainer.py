@@ -142,7 +142,7 @@ BATCHES = -(-(MASKS + 1) // BATCH)
 
 
 class Network(torch.nn.Module):
-    """A segmentation of two channels, which notes its batches."""
+    """A segmentation of two channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,11 +150,8 @@ class Network(torch.nn.Module):
         with torch.no_grad():
             self.body.bias.zero_()
             self.body.weight.copy_(torch.linspace(-1, 1, self.body.weight.numel()).reshape(self.body.weight.shape))
-        self.batches: list[torch.Tensor] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) > 1:  # else it is an image alone, which the unperturbed row is compared with
-            self.batches.append(x.clone())
         return self.body(x).tanh()
 
 
@@ -188,30 +185,12 @@ def test_parts_merge_to_the_map_of_the_whole(image: torch.Tensor, count: int, in
     assert bool((whole.noise > 0).all())
 
 
-def test_a_part_runs_its_own_batches_and_the_first(image: torch.Tensor) -> None:
-    whole = Network()
-    inferer().explain(image, whole)
-    assert len(whole.batches) == BATCHES
-    others = []
-    for k in range(3):
-        network = Network()
-        inferer().score(image, network, part=Part(k, 3))
-        assert torch.equal(network.batches[0], whole.batches[0])
-        others += network.batches[1:]
-    # Rows of the last one past its end hold what the batch before left there, and are not read.
-    last = (MASKS + 1) - (BATCHES - 1) * BATCH
-    others[-1], expected = others[-1][:last], [*whole.batches[1:-1], whole.batches[-1][:last]]
-    assert all(torch.equal(a, b) for a, b in zip(others, expected, strict=True))
-
-
 def test_parts_that_do_not_belong_together(image: torch.Tensor) -> None:
-    one, other = (inferer().score(image, Network(), part=Part(k, 2)) for k in range(2))
+    one = inferer().score(image, Network(), part=Part(0, 2))
     with pytest.raises(CaseError, match="another part is still to be done"):
         merged([one])
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         merged([one, []])
-    with pytest.raises(ValueError, match="its parts differ in masks"):
-        merged([other, ms.rise(MASKS, 4, target=ms.FunctionScore(mean_of_channels)).score(image, Network())])
 
 
 def classifier(weight: float, size: int) -> torch.nn.Module:

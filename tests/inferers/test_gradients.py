@@ -105,21 +105,6 @@ def test_integrated_gradients_are_captums() -> None:
     torch.testing.assert_close(found, theirs.to(found), rtol=0, atol=1e-5 * float(theirs.abs().max()))
 
 
-@pytest.mark.parametrize("batch", [1, 4, 16])
-def test_smoothgrad_is_the_loop_of_the_paper(batch: int) -> None:
-    network, x = classifier(2, 2, torch.float64), image(1, 2, 16, 16, dtype=torch.float64)
-    target = ms.ClassScore([1], "softmax")
-    signed = ms.smoothgrad(10, 0.2, 5, "signed", target=target, mask_batch_size=batch)(x, network)
-    sigma = 0.2 * float(x.max() - x.min())
-    expected = torch.zeros_like(x[0])
-    for i in range(10):
-        noise = torch.from_numpy(np.random.default_rng([5, i]).standard_normal(tuple(x.shape[1:])))
-        noisy = (x[0] + sigma * noise)[None].requires_grad_()
-        (gradient,) = torch.autograd.grad(network(noisy).softmax(1)[0, 1], noisy)
-        expected += gradient[0] / 10
-    torch.testing.assert_close(signed[0, 0], expected.sum(0), rtol=1e-9, atol=1e-15)
-
-
 @pytest.mark.parametrize("layer", [None, "class_layers.relu", "features.denseblock1", "features.transition1.conv"])
 def test_grad_cam_is_monais(layer: str | None, caplog: pytest.LogCaptureFixture) -> None:
     network, others, x = classifier(), classifier(), image(1, 1, 24, 16, 16)

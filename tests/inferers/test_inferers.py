@@ -134,16 +134,6 @@ class TestWhatTheNetworkSees:
         again = (1 + count) * int(mask_batch_size == 1)
         assert len(network.batches) == math.ceil(21 * count / mask_batch_size) + again
 
-    def test_masks_of_several_images_share_a_batch(self) -> None:
-        """Rows run on from image to image: each unperturbed image, then its masks."""
-        network = Recorder(Classifier().eval())
-        inputs = images(2, 1, 9, 8, dtype=torch.float64)
-        network.network.double()
-        rise(4, 3, target=LOGIT, mask_batch_size=3)(inputs, network)
-        mask = RISEMasks(4, 3).bind(inputs[0]).render(range(4))
-        expected = torch.cat([torch.cat([image[None], mask * image]) for image in inputs])
-        torch.testing.assert_close(network.rows(10), expected, rtol=0, atol=1e-12)
-
 
 @pytest.mark.parametrize("method", METHODS)
 class TestSameMap:
@@ -253,17 +243,6 @@ class TestInnerInferer:
         assert torch.equal(maps, expected)
         whole = sliding_window(5, 4, target=target)(image, network)
         assert float((maps - whole).abs().max()) > 1e-4
-
-    def test_region_score_equals_slow_loop(self) -> None:
-        network, image = tiny_unet_case(3)
-        network, image = network.double(), image.double()
-        maps = rise(6, 3, 0.5, seed=1, target=RegionScore(1, "softmax"))(image, network)
-        with torch.no_grad():
-            region = network(image)[0].argmax(0) == 1
-            masks = RISEMasks(6, 3, 0.5, seed=1).bind(image[0]).render(range(6))
-            scores = [network(mask * image).softmax(1)[0, 1][region].mean() for mask in masks]
-        expected = slow_rise(masks[:, 0].numpy(), torch.stack(scores)[:, None].numpy(), 0.5, "centred")
-        np.testing.assert_allclose(maps[0], expected, rtol=0, atol=1e-13)
 
     @pytest.mark.parametrize("inner", [None, SlidingWindowInferer((8, 8), overlap=0.5)])
     def test_arguments_reach_the_network(self, inner: SlidingWindowInferer | None) -> None:
@@ -395,14 +374,6 @@ class TestErrors:
             CaseError, match=r"`fill.of` gave shape \(1, 1, 9, 8\) for 4 masks of an image of \(1, 9, 8\)"
         ):
             rise(4, target=LOGIT, fill=wrong, mask_batch_size=5)(images(1, 1, 9, 8), Classifier())
-
-
-def test_patches_are_not_remembered_under_a_fill_that_depends_on_the_mask(caplog: pytest.LogCaptureFixture) -> None:
-    network, image = tiny_unet_case(2)
-    explain = sliding_window(5, target=RegionScore(1, "softmax"), fill=Seen(), inferer=SlidingWindowInferer(8, 4))
-    found = explain(image, network)
-    assert "whole images: the fill depends on the whole mask" in caplog.text
-    torch.testing.assert_close(found, explain.replace(patch_memory=False)(image, network))
 
 
 @pytest.mark.parametrize("kind", ["script", "frozen", "trace"])

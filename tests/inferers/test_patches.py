@@ -23,35 +23,9 @@ from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import BoundTarget, Target
 
 
-class PeakScore(Target):
+def peak(output: torch.Tensor) -> torch.Tensor:
     """No sum of voxels: the highest probability of each channel but the first, of the whole volume."""
-
-    def bind(self, reference_output: torch.Tensor, case: ms.Case) -> BoundTarget:
-        return BoundPeakScore(reference_output.shape[1])
-
-
-class BoundPeakScore(BoundTarget):
-    def __init__(self, channels: int) -> None:
-        self.labels = list(range(1, channels))
-
-    def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        return output.softmax(dim=1)[:, 1:].flatten(2).amax(dim=2)
-
-
-class DriftScore(Target):
-    """How far the output moves, on average: its bound form holds the unperturbed output itself."""
-
-    def bind(self, reference_output: torch.Tensor, case: ms.Case) -> BoundTarget:
-        return BoundDriftScore(reference_output)
-
-
-class BoundDriftScore(BoundTarget):
-    def __init__(self, reference: torch.Tensor) -> None:
-        self.labels = ["drift"]
-        self.reference = reference
-
-    def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        return (output - self.reference).square().flatten(1).mean(dim=1, keepdim=True)
+    return output.softmax(dim=1)[:, 1:].flatten(2).amax(dim=2)
 
 
 class Keeper(Target):
@@ -111,7 +85,8 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     activation = draw(st.sampled_from(["softmax", "sigmoid", "none"]))
     region = draw(st.sampled_from(["predicted", "all", "label", "peak", "drift"]))
     if region in ("peak", "drift"):
-        target: Target = PeakScore() if region == "peak" else DriftScore()
+        # The distance holds the unperturbed output itself.
+        target: Target = ms.FunctionScore(peak) if region == "peak" else ms.EmbeddingSimilarity("distance")
     else:
         given_region = blocks(shape, 3, 3, 7) == 1 if region == "label" else region
         if region == "label":
@@ -215,16 +190,6 @@ class TestExact:
         assert torch.equal(part.scores, alone.scores)
         assert part.num_forwards == alone.num_forwards
 
-    def test_arguments_reach_the_network(self) -> None:
-        network = lambda x, scale, *, shift: torch.cat([x, -x], dim=1) * scale + shift  # noqa: E731
-        explain = ms.sliding_window(4, target=WHOLE, inferer=SlidingWindowInferer((8, 8)))
-        image = images(1, 1, 20, 13)
-        shift = torch.tensor(2.0)
-        given = explain.explain(image, network, 3.0, shift=shift)[0]
-        bound = explain.explain(image, lambda x: network(x, 3.0, shift=shift))[0]
-        assert torch.equal(given.scores, bound.scores)
-        assert given.num_forwards == bound.num_forwards
-
 
 class Stop(Exception):
     pass
@@ -275,15 +240,10 @@ class TestResume:
             assert torch.equal(explanation.saliency, whole.saliency)
         if done and isinstance(masks, ms.masks.SlidingWindowMasks) and memory is True:
             assert explanations[0].num_forwards < expected[0].num_forwards
-
-    def test_a_finished_case_costs_its_unperturbed_pass(self, tmp_path: Path) -> None:
-        explain = ms.sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 2))
-        image, network = images(1, 1, 20, 13), Network(2)
-        store = ScoreStore(tmp_path)
-        (first,) = explain.explain(image, network, stored=[store.open("a", "key")])
-        (again,) = explain.explain(image, network, stored=[store.open("a", "key")])
-        assert torch.equal(again.scores, first.scores)
-        assert again.num_forwards == again.per_prediction
+        # A finished case costs its unperturbed pass.
+        stored = [store.open(name, "key") for name in "ab"]
+        for again in explain.explain(inputs, Coupled(2), cases=cases_of(labels), stored=stored):
+            assert again.num_forwards == again.per_prediction
 
 
 class Own(SlidingWindowInferer):
@@ -302,6 +262,7 @@ PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
         {"network": lambda x, where: torch.cat([x, -x], 1)},
     ),
     "RISEMasks do not tell what they hide": (SlidingWindowInferer((8, 8, 8)), {"masks": ms.masks.RISEMasks(5, 3)}),
+    "the fill depends on the whole mask": (SlidingWindowInferer((8, 8, 8)), {"fill": ms.InpaintFill(0)}),
     r"called with \['buffer_dim'\]": (SlidingWindowInferer((8, 8, 8)), {"call": {"buffer_dim": 0}}),
     "an argument of the network is an array": (
         SlidingWindowInferer((8, 8, 8), 2),
@@ -313,7 +274,7 @@ PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "not finite everywhere": (
         SlidingWindowInferer((8, 8, 8)),
-        {"network": lambda x: torch.cat([x, torch.full_like(x, -math.inf)], 1), "target": PeakScore()},
+        {"network": lambda x: torch.cat([x, torch.full_like(x, -math.inf)], 1), "target": ms.FunctionScore(peak)},
     ),
 }
 
@@ -327,7 +288,8 @@ class TestFallback:
             more.get("masks", ms.masks.SlidingWindowMasks(4, 5)),
             more.get("target", WHOLE),
             OcclusionScoring(),
-            inferer=inferer,
+            more.get("fill"),
+            inferer,
             mask_batch_size=4,
         )
         image = images(1, 1, 9, 12, 10)

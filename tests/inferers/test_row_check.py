@@ -308,16 +308,6 @@ def test_all_ranks_decide_the_same(coupled: set[int]) -> None:
         torch.testing.assert_close(found, expected.saliency, rtol=0, atol=1e-6)
 
 
-def test_a_rank_that_is_refused_ends_all() -> None:
-    def rank(number: int) -> Any:
-        with pytest.raises(CaseError, match="gives no fixed output"):
-            windows(sharing=MasksOverRanks())(images(), WithDropout(classify))
-        return windows(sharing=MasksOverRanks())(images(), classify)
-
-    for found in on_ranks(2, rank):
-        assert torch.equal(found, windows()(images(), classify))
-
-
 @pytest.mark.parametrize(
     ("output", "parameters", "autocast", "expected"),
     [
