@@ -5,7 +5,6 @@ are modules: ``monai_saliency.masks``, ``monai_saliency.metrics``, ... All of it
 the command line answers at once.
 """
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +30,6 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.bundle.attach").attach
     if name == "__all__" or name in names.__all__:
         return getattr(names, name)
-    for room in ("masks", "estimators"):
-        module = import_module(f"{__name__}.{room}")
-        if name in module.__all__:
-            words = (
-                f"monai_saliency.{name} is now monai_saliency.{room}.{name}: the old name ends with the next release"
-            )
-            warnings.warn(words, DeprecationWarning, stacklevel=2)
-            return getattr(module, name)
     meant = import_module(f"{__name__}.utils.arguments").did_you_mean(name, __dir__())
     # With its name given, Python adds no suggestion of its own.
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}", name=name)

@@ -54,7 +54,6 @@ class Case:
         file: the file that the image was loaded from, None where it is unknown.
         prediction: what an evaluator's network gave for this image ``(1, ...)``, before any postprocessing: what is
             explained must be this. None where it is not known.
-        batch: how many images are explained together; None where it is not known.
         affine: from voxels to scanner mm, ``(4, 4)`` or ``(3, 3)``; None where it is unknown.
 
     Example::
@@ -74,7 +73,6 @@ class Case:
     spacing: Sequence[float] | None = None
     file: str | None = None
     prediction: Any = None
-    batch: int | None = None
     affine: np.ndarray | None = None
 
     @staticmethod
@@ -100,7 +98,7 @@ class Case:
         spacing = self.spacing if self.spacing is not None else image_spacing(images, index)
         file = self.file if self.file is not None else image_file(images, index)
         affine = self.affine if self.affine is not None else image_affine(images, index)
-        return replace(self, image=image, index=index, spacing=spacing, file=file, batch=len(images), affine=affine)
+        return replace(self, image=image, index=index, spacing=spacing, file=file, affine=affine)
 
 
 def cases_of(

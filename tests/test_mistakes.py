@@ -35,7 +35,7 @@ def explain(
     return window(target, **settings).explain(images, network, cases=cases)
 
 
-def inferer(masks: Any = ms.SlidingWindowMasks(4), estimator: Any = ms.OcclusionScoring()) -> Any:  # noqa: B008
+def inferer(masks: Any = ms.masks.SlidingWindowMasks(4), estimator: Any = ms.estimators.OcclusionScoring()) -> Any:  # noqa: B008
     return ms.PerturbationInferer(masks, TARGET, estimator)
 
 
@@ -61,7 +61,7 @@ METHODS: list[Row] = [
     (lambda: window(fill=0.5), r"`fill` must be a fill such as ConstantFill\(0\.0\).*, got 0\.5"),
     (lambda: window(estimator="rise"), r"`estimator` must be an estimator such as .*, got 'rise'"),
     (lambda: window(inferer="sliding"), r"`inferer` must be a MONAI inferer .*, got 'sliding'"),
-    (lambda: inferer(masks=ms.RISEMasks), r"`masks` must be .* class RISEMasks: write RISEMasks\("),
+    (lambda: inferer(masks=ms.masks.RISEMasks), r"`masks` must be .* class RISEMasks: write RISEMasks\("),
     (lambda: window(inputs="image"), r"`inputs` must be an adapter such as DictInput\('image'\)"),
     (lambda: window(patch_memory=2**30), r"`patch_memory` must be True, False or PatchMemory"),
     (lambda: ms.PatchMemory("2GB"), r"`device_bytes` must be a finite number, got '2GB'"),
@@ -79,7 +79,7 @@ MASKS: list[Row] = [
         r"`more_fills` must be functions .*; one that needs the case's file is the `fill`, got a ScanUnitFill",
     ),
     (
-        lambda: ms.rise(target=TARGET, estimator=ms.MCRISEScoring()),
+        lambda: ms.rise(target=TARGET, estimator=ms.estimators.MCRISEScoring()),
         r"`estimator` is MCRISEScoring, which compares several fills, and RISEMasks have one: use mc_rise",
     ),
     (lambda: ms.drise(form="debiased", target=TARGET), r"`form` must be one of .*, got 'debiased'"),
@@ -156,12 +156,12 @@ def test_a_mistake_is_named(make: Any, message: str, tmp_path: Path, monkeypatch
 
 def test_honest_values_pass() -> None:
     """NumPy's numbers, tensors of one number, ranges and arrays of indices are what they look like."""
-    masks = ms.RISEMasks(np.int64(9), np.array([4, 4]), np.float32(0.5), torch.tensor(3))
+    masks = ms.masks.RISEMasks(np.int64(9), np.array([4, 4]), np.float32(0.5), torch.tensor(3))
     assert (masks.num_masks, masks.seed, masks.p1) == (9, 3, 0.5)
-    assert ms.RISEMasks(torch.tensor([9]), torch.tensor([4, 4])).num_masks == 9
+    assert ms.masks.RISEMasks(torch.tensor([9]), torch.tensor([4, 4])).num_masks == 9
     for classes in (1, np.int64(1), [1], (1,), range(1, 2), np.array([1]), torch.tensor([1]), [np.int32(1)]):
         assert ms.ClassScore(classes, "none").classes == [1]
-    assert ms.RISEScoring(np.float64(0.5)).p1 == ms.RISEScoring(torch.tensor(0.5)).p1 == 0.5
+    assert ms.estimators.RISEScoring(np.float64(0.5)).p1 == ms.estimators.RISEScoring(torch.tensor(0.5)).p1 == 0.5
     settings = {"fill": torch.zeros_like, "output": lambda output: output, "inferer": SimpleInferer()}
     assert torch.isfinite(window(**settings, patch_memory=None)(IMAGES, NETWORK)).all()
     for fill in (ms.ConstantFill(torch.tensor(0.5)), ms.ConstantFill(np.array([0.5])), ms.BlurFill(np.float32(2))):

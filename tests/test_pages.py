@@ -211,7 +211,7 @@ def test_the_twenty_errors_are_ours() -> None:
 def commands(page: Path) -> Iterator[list[str]]:
     """The commands in blocks without a language, as words."""
     for block in blocks(page, ""):
-        if block.startswith(("|", "network busy")):
+        if block.startswith("|"):
             continue  # what a command prints
         for line in block.replace("\\\n", " ").splitlines():
             for part in re.split(r" && ", line):

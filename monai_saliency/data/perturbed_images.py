@@ -11,7 +11,6 @@ from monai.utils import CommonKeys, convert_to_tensor, ensure_tuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from monai_saliency.cases import Case, image_file
-from monai_saliency.data.cached_dataset import is_random
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.sharding import Unit, check_rank, rank_of, units
@@ -34,11 +33,11 @@ class PerturbedImages(IterableDataset):
         dataset: the cohort, with a length. Its items are images ``(C, *spatial)``, or dictionaries with an image.
         inferer: the inferer that perturbs the images.
         image_key: the key of the image.
-        case_key: the key of the case's name. Without a name the case has the name of its file, or its index.
         label_key: the key of the label map ``(1, *spatial)``, for masks made of regions.
         held_keys: the keys of the network's other inputs, which are added unchanged to each perturbed image.
         split: how ranks and workers share the cohort: ``"cases"``, ``"masks"`` or ``"auto"``, see
-            :func:`monai_saliency.sharding.units`. If they share the masks of a case, each of them loads the case.
+            :func:`monai_saliency.sharding.units`. If they share the masks of a case, each of them loads the case, so
+            leave random transforms out.
         rank: the rank of this process. Default: its rank in the process group.
         world_size: the number of processes. Default: the size of the process group.
 
@@ -49,8 +48,7 @@ class PerturbedImages(IterableDataset):
 
     Raises:
         ValueError: when ``split`` is unknown, or ``rank`` or ``world_size`` is given alone or out of its range.
-        ValueError: when a key names something else that is yielded, and, on iterating, when masks of a case are shared
-            and the dataset has a random transform: each worker would read another image.
+        ValueError: when a key names something else that is yielded.
         CaseError: on iterating, when an item holds no image or lacks a key, or when the masks of a case depend on
             earlier scores.
 
@@ -71,7 +69,6 @@ class PerturbedImages(IterableDataset):
         dataset: Any,
         inferer: PerturbationInferer,
         image_key: str = CommonKeys.IMAGE,
-        case_key: str = "case",
         label_key: str | None = None,
         held_keys: Sequence[str] = (),
         split: str = "auto",
@@ -85,7 +82,6 @@ class PerturbedImages(IterableDataset):
         self.dataset = dataset
         self.inferer = explaining(inferer)
         self.image_key = image_key
-        self.case_key = case_key
         self.label_key = label_key
         self.held_keys = held_keys
         self.split = split
@@ -116,14 +112,9 @@ class PerturbedImages(IterableDataset):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for unit in self.units():
-            if unit.part.count > 1 and _draws(self.dataset):
-                raise ValueError(
-                    "ranks and workers share the masks of a case, and the dataset's transform draws at random, so each "
-                    "would perturb another image: leave out random transforms, or set split='cases'"
-                )
             item = self.dataset[unit.index]
             values: Mapping[str, Any] = item if isinstance(item, Mapping) else {self.image_key: item}
-            name = str(values.get(self.case_key) or f"image {unit.index}")
+            name = str(values.get("case") or f"image {unit.index}")
             wanted = {self.image_key, *self.held_keys, *([] if self.label_key is None else [self.label_key])}
             if missing := sorted(wanted - set(values)):
                 raise CaseError(name, f"the dataset's item has no {str(missing[0])!r}, only {sorted(map(str, values))}")
@@ -131,7 +122,7 @@ class PerturbedImages(IterableDataset):
                 kind = type(values[self.image_key]).__name__
                 raise CaseError(name, f"the dataset gives a {kind}, where an image (C, *spatial) is expected")
             image = convert_to_tensor(values[self.image_key], track_meta=True)[None]
-            name = values.get(self.case_key) or image_file(image) or name
+            name = values.get("case") or image_file(image) or name
             labels = None if self.label_key is None else values[self.label_key]
             case = Case.of(image, name=str(name), labels=labels)
             (state,), _ = self.inferer.start(self.inferer.inputs.join(image, {}), [case])
@@ -149,10 +140,3 @@ class PerturbedImages(IterableDataset):
                     # A copy, so that keeping one image does not keep the memory of its batch.
                     found = {self.image_key: perturbed.clone(), "case": case.name, "index": unit.index}
                     yield {**{key: values[key] for key in self.held_keys}, **found, "mask": row - 1}
-
-
-def _draws(dataset: Any) -> bool:
-    """Whether a dataset, or one that it wraps, applies a random transform."""
-    while dataset is not None and not is_random(getattr(dataset, "transform", None)):
-        dataset = getattr(dataset, "dataset", None)
-    return dataset is not None

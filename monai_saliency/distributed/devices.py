@@ -121,7 +121,6 @@ class MasksOverDevices(Sharing):
                     own = inferer.replace(
                         inferer=_on_device(inferer.inferer, device),
                         progress=inferer.progress if number == first else False,
-                        meter=inferer.meter if number == first else None,
                     )
                     settings: dict[str, Any] = {
                         "cases": cases and [replace(case, labels=_moved(case.labels, device)) for case in cases],

@@ -170,7 +170,6 @@ class BatchExplainer:
         split: what processes share: ``"cases"``, each explains its own batches; or ``"masks"``, each is given every
             batch and scores its share of the masks of every image.
         image_key: the key of the images, in batches that are dictionaries.
-        case_key: the key of the cases' names; where a batch lacks it, the names of the cases' files are used.
         label_key: the key of label maps ``(B, 1, *spatial)``, for masks and targets that are made of regions.
         held_keys: the keys of the network's other inputs, which the inferer's ``inputs`` passes on under these names.
     """
@@ -181,7 +180,6 @@ class BatchExplainer:
         inferer: PerturbationInferer,
         split: str = "cases",
         image_key: str = CommonKeys.IMAGE,
-        case_key: str = "case",
         label_key: str | None = None,
         held_keys: Sequence[str] = (),
     ) -> None:
@@ -189,7 +187,6 @@ class BatchExplainer:
         self.network = _unwrapped(network)
         self.inferer = inferer.replace(sharing=MasksOverRanks()) if split == "masks" else inferer
         self.image_key = image_key
-        self.case_key = case_key
         self.label_key = label_key
         self.held_keys = tuple(held_keys)
 
@@ -199,7 +196,7 @@ class BatchExplainer:
         images = values[self.image_key]
         inputs = self.inferer.inputs.join(images, {key: values[key] for key in self.held_keys})
         given: list[dict[str, Any]] = [{} for _ in images]
-        for known, name in zip(given, values.get(self.case_key, ()), strict=False):
+        for known, name in zip(given, values.get("case", ()), strict=False):
             known["name"] = str(name)
         for known, labels in zip(given, () if self.label_key is None else values[self.label_key], strict=False):
             known["labels"] = labels

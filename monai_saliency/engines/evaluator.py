@@ -25,7 +25,7 @@ from monai_saliency.storage.files import remove_stale
 from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.monai_private import IterationEvaluator, tensor_version, tree_leaves
 from monai_saliency.utils.tensors import with_meta_of
-from monai_saliency.utils.timing import BusyMeter, trace
+from monai_saliency.utils.timing import trace
 from monai_saliency.visualize.report import try_report
 
 __all__ = ["CohortEvaluator", "run", "show_cause_only", "stoppable"]
@@ -51,7 +51,6 @@ class CohortEvaluator(IterationEvaluator):
     Args:
         args: positional arguments of ``SupervisedEvaluator``.
         failures: the list of failed cases. The error is raised when None.
-        meter: the meter of the inferer that explains; :func:`run` prints it.
         kwargs: named arguments of ``SupervisedEvaluator``.
 
     Example::
@@ -64,12 +63,9 @@ class CohortEvaluator(IterationEvaluator):
         [(4,), (4,)]
     """
 
-    def __init__(
-        self, *args: Any, failures: Failures | None = None, meter: BusyMeter | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, failures: Failures | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.failures = failures
-        self.meter = meter
         self._predicted = False
         self.output_changed = False
         self._versions: list[int] = []
@@ -160,7 +156,7 @@ def run(
 ) -> None:
     """Run an evaluator over its cohort, and print its metrics in one line.
 
-    If it has a ``meter``, another line reports how busy its network was. The last line is the path of the report.
+    The last line is the path of the report.
 
     Args:
         evaluator: predicts, with its loader.
@@ -220,9 +216,6 @@ def _print_figures(evaluator: SupervisedEvaluator) -> None:
     numbers = {name: value for name, value in evaluator.state.metrics.items() if isinstance(value, (int, float))}
     if numbers:
         print("cohort: " + ", ".join(f"{name} {value:.7g}" for name, value in numbers.items()), flush=True)
-    meter = getattr(evaluator, "meter", None)
-    if meter is not None and meter.images:
-        print(meter, flush=True)
 
 
 @contextmanager

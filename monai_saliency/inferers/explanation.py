@@ -86,7 +86,7 @@ class Explanation:
     def standard_error(self) -> torch.Tensor | None:
         """How far each voxel of the map may be from the value that many more masks would give: of the map's shape, unit
         and device, see :meth:`~monai_saliency.estimators.base.Estimator.standard_error`. For a regression it covers the
-        bias too, see :meth:`~monai_saliency.RegressionScoring.standard_error`. None where there is none.
+        bias too, see :meth:`~monai_saliency.estimators.RegressionScoring.standard_error`. None where there is none.
         Where each member of an ensemble has rounds of its own, the mean of theirs, which is too large if anything.
         """
         if self.estimator is None:

@@ -1,6 +1,6 @@
 """The one seam around every call of the network, for whole images and for patches alike.
 
-Autocast, cancellation, the busy meter, and halving a batch that is too large for the memory belong here alone.
+Autocast, cancellation, and halving a batch that is too large for the memory belong here alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from monai_saliency.errors import CaseError
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath, check_rows, joined, read, rows
 from monai_saliency.utils.monai_private import before_forwards, tensor_version, tree_map
-from monai_saliency.utils.timing import BusyMeter
 
 __all__ = ["Cancelled", "Forward", "Guard", "evaluating", "has_no_mode", "known_of"]
 
@@ -68,7 +67,6 @@ class Forward:
     output: OutputPath | None = None
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    meter: BusyMeter | None = None
     autocast: Mapping[str, Any] | None = None
     guard: Guard | None = None
 
@@ -153,8 +151,6 @@ class Forward:
                 stack.enter_context(self.guard(batch.device))
             if self.autocast is not None and batch.is_cuda:
                 stack.enter_context(torch.autocast("cuda", **self.autocast))
-            if self.meter is not None:
-                stack.enter_context(self.meter.call(batch))
             yield
 
 

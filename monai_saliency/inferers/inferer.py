@@ -40,7 +40,6 @@ from monai_saliency.targets.base import MemberTarget, Target
 from monai_saliency.utils.arguments import callable_network, instance, written
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.tensors import plain
-from monai_saliency.utils.timing import BusyMeter
 
 __all__ = ["Meet", "PerturbationInferer", "Sharing", "explaining"]
 
@@ -69,7 +68,6 @@ class PerturbationInferer(Inferer):
             list: a key, an index, several such as ``("pred", 0)``, or a callable that takes it; all by default.
         inputs: how the network takes its inputs, and which of them are perturbed
             (:mod:`monai_saliency.networks.inputs`); one tensor by default.
-        meter: counts the time that the network runs.
         autocast: arguments of ``torch.autocast`` for the network's calls on a GPU; None for none.
         sharing: how ranks or devices share the masks, such as
             :class:`monai_saliency.distributed.process_group.MasksOverRanks`; None where all are scored here.
@@ -102,7 +100,6 @@ class PerturbationInferer(Inferer):
         progress: Progress | bool | None = None,
         output: OutputPath | None = None,
         inputs: TensorInput | None = None,
-        meter: BusyMeter | None = None,
         patch_memory: PatchMemory | bool | None = True,
         autocast: Mapping[str, Any] | None = None,
         sharing: Sharing | None = None,
@@ -119,7 +116,6 @@ class PerturbationInferer(Inferer):
         self.progress = instance("progress", progress, (bool, Progress), "True, False or None", none=True)
         self.output = output
         self.inputs = inputs if inputs is not None else TensorInput()
-        self.meter = meter
         self.patch_memory = patch_memory
         self.autocast = autocast
         self._made = True
@@ -264,7 +260,7 @@ class PerturbationInferer(Inferer):
 
     def forward(self, network: Any, args: Sequence[Any], kwargs: Any, guard: Guard | None) -> Forward:
         """The seam around the calls of a network."""
-        given = self.output, tuple(args), dict(kwargs or {}), self.meter, self.autocast, guard
+        given = self.output, tuple(args), dict(kwargs or {}), self.autocast, guard
         return Forward(self.inferer, self.inputs, network, *given)
 
     def _score(
@@ -401,7 +397,6 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
         "fill": (CaseFill, "a fill such as ConstantFill(0.0), or a function of images (B, C, *spatial)"),
         "inferer": (Inferer, "a MONAI inferer such as SimpleInferer()"),
         "inputs": (TensorInput, "an adapter such as DictInput('image')"),
-        "meter": (BusyMeter, "a BusyMeter()"),
         "patch_memory": ((bool, PatchMemory), "True, False or PatchMemory(device_bytes=..., host_bytes=...)"),
         "autocast": (Mapping, "the arguments of torch.autocast, such as {'dtype': torch.float16}"),
     }

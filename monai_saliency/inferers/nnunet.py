@@ -33,7 +33,6 @@ class NNUNetInferer(SlidingWindowInferer):
         patch_size: the size of a patch in voxels, from the plans. Two numbers for a network of slices: of a volume,
             these are cut across the first spatial axis.
         step_size: the distance between patches in parts of a patch, in (0, 1], at the most.
-        gaussian: whether patches count more in their middle.
         sw_batch_size: patches in one network batch of an explanation. A prediction of one image runs one at a time, as
             nnU-Net's does.
         device: where a prediction is put together; by default where the image is.
@@ -49,7 +48,6 @@ class NNUNetInferer(SlidingWindowInferer):
         self,
         patch_size: Sequence[int],
         step_size: float = 0.5,
-        gaussian: bool = True,
         sw_batch_size: int = 2,
         device: torch.device | str | None = None,
     ) -> None:
@@ -58,16 +56,11 @@ class NNUNetInferer(SlidingWindowInferer):
         size = [int(edge) for edge in patch_size]
         # A volume's slices are its patches of one voxel along the first axis.
         roi_size = (1,) * (3 - len(size)) + tuple(size)
-        mode = "gaussian" if gaussian else "constant"
-        super().__init__(roi_size, sw_batch_size, overlap=1 - step_size, mode=mode, device=device)
+        super().__init__(roi_size, sw_batch_size, overlap=1 - step_size, mode="gaussian", device=device)
         self.patch_size = tuple(size)
         self.step_size = step_size
-        weights = torch.ones(size, dtype=self.blended_in)
-        if gaussian:
-            compute = require("nnunetv2.inference.sliding_window_prediction", extra="nnunet").compute_gaussian
-            weights = compute(
-                tuple(size), value_scaling_factor=_PEAK, dtype=self.blended_in, device=torch.device("cpu")
-            )
+        compute = require("nnunetv2.inference.sliding_window_prediction", extra="nnunet").compute_gaussian
+        weights = compute(tuple(size), value_scaling_factor=_PEAK, dtype=self.blended_in, device=torch.device("cpu"))
         self.roi_weight_map = weights.reshape(roi_size)
 
     def starts(self, shape: Sequence[int]) -> list[list[int]]:

@@ -14,7 +14,6 @@ import pathlib
 import re
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -47,7 +46,7 @@ _TYPES: list[Any] = [
 torch.serialization.add_safe_globals(_TYPES)
 for _enum in _ENUMS:  # Python 3.11.0 to 3.11.3 would pickle getattr, which is not read again
     copyreg.pickle(_enum, lambda member: (type(member), (member.value,)))
-_CHECKSUM = 4  # bytes
+_CHECKSUM, _MAP_SIZE = 4, 1 << 30  # bytes
 
 
 class EntryError(ValueError):
@@ -103,36 +102,20 @@ class Backend(Protocol):
 class MemoryBackend:
     """Entries in the memory of this process."""
 
-    def __init__(self, limit: int | None = None, behind: Backend | None = None) -> None:
-        self.limit = limit
-        self.behind = behind
-        self._entries: OrderedDict[str, bytes] = OrderedDict()
+    def __init__(self) -> None:
+        self._entries: dict[str, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_entries": OrderedDict()}
+        return {"_entries": {}}
 
     def get(self, key: str) -> bytes | None:
-        data = self._entries.get(key)
-        if data is None and self.behind is not None:
-            data = self.behind.get(key)
-        if data is not None:
-            self._keep(key, data)
-        return data
+        return self._entries.get(key)
 
     def put(self, key: str, data: bytes) -> None:
-        self._keep(key, data)
-        if self.behind is not None:
-            self.behind.put(key, data)
-
-    def _keep(self, key: str, data: bytes) -> None:
-        with _alone:
-            self._entries[key] = data
-            self._entries.move_to_end(key)
-            while self.limit is not None and len(self._entries) > self.limit:
-                self._entries.popitem(last=False)
+        self._entries[key] = data
 
 
 class DiskBackend:
@@ -160,9 +143,8 @@ class DiskBackend:
 class LMDBBackend:
     """Entries of an LMDB database. It must be on a local disk, not on a network file system."""
 
-    def __init__(self, path: str | Path, map_size: int = 1 << 30) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.map_size = map_size
 
     def get(self, key: str) -> bytes | None:
         with self._opened(0) as environment, environment.begin() as transaction:
@@ -183,7 +165,7 @@ class LMDBBackend:
                 # Our lock replaces LMDB's, whose file on a full disk would end the process. Without `metasync` a power
                 # failure may lose the last entries, but never damages the database.
                 with lmdb.open(
-                    str(self.path), max(self.map_size, held + room), subdir=False, lock=False, metasync=False
+                    str(self.path), max(_MAP_SIZE, held + room), subdir=False, lock=False, metasync=False
                 ) as environment:
                     pages = environment.info()["last_pgno"] + 1
                     if self.path.stat().st_size < pages * environment.stat()["psize"]:  # reading would end the process

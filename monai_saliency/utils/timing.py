@@ -1,9 +1,8 @@
-"""Timestamps of a device, the share of a run's time spent in its network, and traces of torch's profiler."""
+"""Timestamps of a device, and traces of torch's profiler."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule,
 from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.monai_private import profile_all_threads
 
-__all__ = ["BusyMeter", "Timestamp", "stage", "trace"]
+__all__ = ["Timestamp", "stage", "trace"]
 
 
 class Timestamp:
@@ -41,45 +40,6 @@ class Timestamp:
             return self._clock - earlier._clock
         self.wait()
         return earlier._event.elapsed_time(self._event) / 1000
-
-
-_WAITING = 64  # calls of the network whose time is not read yet
-
-
-class BusyMeter:
-    """Sums the time a network runs during explanations; on CUDA, the time of the device.
-
-    Attributes:
-        images: how many images or patches went through the network.
-    """
-
-    def __init__(self) -> None:
-        self.images = 0
-        self._busy = 0.0
-        self._calls: deque[tuple[Timestamp, Timestamp]] = deque()
-        self._first: Timestamp | None = None
-
-    @contextmanager
-    def call(self, batch: torch.Tensor) -> Iterator[None]:
-        """Time the block as one call of the network."""
-        start = Timestamp(batch.device)
-        yield
-        self._first = self._first or start
-        self.images += len(batch)
-        self._calls.append((start, Timestamp(batch.device)))
-        while len(self._calls) > _WAITING:  # by now the device has passed it
-            began, ended = self._calls.popleft()
-            self._busy += ended.seconds_since(began)
-
-    def __str__(self) -> str:
-        if self._first is None:
-            return "network not run"
-        wall = self._calls[-1][1].seconds_since(self._first)
-        busy = self._busy + sum(end.seconds_since(start) for start, end in self._calls)
-        return (
-            f"network busy {100 * busy / wall if wall else 0:.1f} % of the {wall:.1f} s between its first and last "
-            f"forward ({self.images} images, with the predictions, checks and padding)"
-        )
 
 
 _FORWARDS = 50  # the trace has this many network batches

@@ -84,7 +84,7 @@ def test_given_settings_come_before_defaults_before_the_methods_own(caplog: pyte
     own = {"p1": 0.5, "seed": 0, "per_channel": False, "form": "centred", "until": None, "budget": None}
     assert method.settings == {"num_masks": 3, "grid_size": 2} | own
     masks = method(target=TARGET, mask_batch_size=2).masks
-    assert isinstance(masks, ms.RISEMasks)
+    assert isinstance(masks, ms.masks.RISEMasks)
     assert masks.num_masks == 3
     assert caplog.text == ""  # of defaults that it does not have
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from monai.data import Dataset, MetaTensor
-from monai.transforms import Compose, RandFlipd
-from torch.utils.data import DataLoader, Subset
+from monai.data import MetaTensor
+from torch.utils.data import DataLoader
 
 import monai_saliency as ms
 from monai_saliency.data.perturbed_images import PerturbedImages
@@ -126,11 +125,3 @@ def test_refusals(settings: dict[str, Any], message: str) -> None:
 def test_items_that_are_no_images(item: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(CaseError, match=message):
         next(iter(PerturbedImages([item], rise(), **settings)))
-
-
-def test_workers_do_not_share_masks_of_an_image_that_each_draws_anew() -> None:
-    dataset = Dataset(cohort(2), Compose([RandFlipd("image", prob=0.5)]))
-    assert len(list(PerturbedImages(dataset, rise(), rank=0, world_size=1))) == 2 * (MASKS + 1)
-    shared = PerturbedImages(Subset(dataset, [0, 1]), rise(), split="masks", rank=0, world_size=2)
-    with pytest.raises(ValueError, match="draws at random, so each would perturb another image"):
-        next(iter(shared))

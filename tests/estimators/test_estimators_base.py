@@ -127,20 +127,20 @@ def _of(found: tuple[BoundMasks, torch.Tensor, torch.Tensor]) -> tuple[BoundMask
 
 # Occlusion, squared differences, similarity and D-RISE: plain loops in 2D and 3D, and what is known of chance.
 FAMILIES: list[Masks] = [
-    ms.RISEMasks(12, 3, 0.4, seed=1),
-    ms.RandomGridMasks(12, 3, 0.4, seed=1),
-    ms.SlidingWindowMasks(3, 2),
-    ms.SlidingWindowMasks(2, 4),
-    ms.SlidingRadialMasks(2, 2),
-    ms.SlidingRadialMasks(1.5, 2, 1.0),
-    ms.MultiScaleWindowMasks(3, 2),
+    ms.masks.RISEMasks(12, 3, 0.4, seed=1),
+    ms.masks.RandomGridMasks(12, 3, 0.4, seed=1),
+    ms.masks.SlidingWindowMasks(3, 2),
+    ms.masks.SlidingWindowMasks(2, 4),
+    ms.masks.SlidingRadialMasks(2, 2),
+    ms.masks.SlidingRadialMasks(1.5, 2, 1.0),
+    ms.masks.MultiScaleWindowMasks(3, 2),
 ]
 SCORINGS: dict[str, Estimator] = {
-    "occlusion": ms.OcclusionScoring(),
-    "squared": ms.SquaredDifferenceScoring(),
-    "similarity": ms.SimilarityScoring(),
-    "centred": ms.DRISEScoring(),
-    "plain": ms.DRISEScoring("plain"),
+    "occlusion": ms.estimators.OcclusionScoring(),
+    "squared": ms.estimators.SquaredDifferenceScoring(),
+    "similarity": ms.estimators.SimilarityScoring(),
+    "centred": ms.estimators.DRISEScoring(),
+    "plain": ms.estimators.DRISEScoring("plain"),
 }
 
 
@@ -178,7 +178,7 @@ def test_equals_slow_loop(masks: Masks, kind: str, shape: tuple[int, ...]) -> No
 
 def test_what_is_known_of_chance() -> None:
     """Windows leave nothing to chance but rounding; random masks have a standard error, except the plain form's."""
-    windows, scores, reference = bound_with_scores(ms.SlidingWindowMasks(3, 2), (9, 7), dtype=torch.float32)
+    windows, scores, reference = bound_with_scores(ms.masks.SlidingWindowMasks(3, 2), (9, 7), dtype=torch.float32)
     places = range(len(windows))
     rounding = torch.cat([reference[None], scores]).abs().amax(dim=0) * 2**-20
     known = {"occlusion": rounding, "similarity": rounding, "centred": rounding, "squared": 0.5 * rounding**2}
@@ -186,7 +186,7 @@ def test_what_is_known_of_chance() -> None:
         torch.testing.assert_close(SCORINGS[kind].noise(windows, places, scores, reference), expected)
         assert SCORINGS[kind].standard_error(windows, places, scores, reference) is None
     assert SCORINGS["plain"].noise(windows, places, scores, reference) is None
-    drawn, scores, reference = bound_with_scores(ms.RISEMasks(9, 3), (9, 7))
+    drawn, scores, reference = bound_with_scores(ms.masks.RISEMasks(9, 3), (9, 7))
     for kind, estimator in SCORINGS.items():
         assert estimator.noise(drawn, range(9), scores, reference) is None
         error = estimator.standard_error(drawn, range(9), scores, reference)
@@ -200,12 +200,12 @@ def test_voxels_in_no_region_are_0() -> None:
     """All masks keep them, so nothing is known of them."""
     labels = torch.zeros(1, 6, 6, dtype=torch.long)
     labels[0, :3], labels[0, 3:5] = 1, 2
-    bound = ms.RegionMasks(num_masks=20).bind(torch.zeros(1, 6, 6), labels=labels)
+    bound = ms.masks.RegionMasks(num_masks=20).bind(torch.zeros(1, 6, 6), labels=labels)
     scores = torch.rand(20, 1, generator=torch.Generator().manual_seed(0))
-    maps = map_of(ms.DRISEScoring(), bound, scores, torch.zeros(1))
+    maps = map_of(ms.estimators.DRISEScoring(), bound, scores, torch.zeros(1))
     assert bool((maps[0, 5] == 0).all())
     assert bool((maps[0, :5] != 0).all())
-    error = ms.DRISEScoring().standard_error(bound, range(20), scores, torch.zeros(1))
+    error = ms.estimators.DRISEScoring().standard_error(bound, range(20), scores, torch.zeros(1))
     assert bool((error[0, 5] == 0).all())
 
 

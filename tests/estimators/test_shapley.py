@@ -31,12 +31,14 @@ Game = Callable[[frozenset[int]], float]
 
 def values_of(game: Game, players: int, num_coalitions: Any = None, seed: int = 0) -> ms.estimators.ShapleyValues:
     """The values of a game that is given by its coalitions, without a network."""
-    bound: Any = ms.CoalitionMasks(num_coalitions, seed, lambda image, _: torch.arange(1, players + 1)[None, None])
+    bound: Any = ms.masks.CoalitionMasks(
+        num_coalitions, seed, lambda image, _: torch.arange(1, players + 1)[None, None]
+    )
     bound = bound.bind(torch.zeros(1, 1, players, dtype=torch.float64))
     kept = [frozenset(row.nonzero()[0].tolist()) for row in bound.coalitions]
     scores = torch.tensor([[game(each)] for each in kept], dtype=torch.float64)
     reference = torch.tensor([game(frozenset(range(players)))], dtype=torch.float64)
-    return ms.ShapleyScoring().values(bound, range(len(bound)), scores, reference)
+    return ms.estimators.ShapleyScoring().values(bound, range(len(bound)), scores, reference)
 
 
 def close(found: ms.estimators.ShapleyValues, expected: Any, atol: float = 1e-10) -> None:
@@ -83,7 +85,7 @@ def test_a_network_by_hand(shape: tuple[int, ...], background: bool) -> None:
 
     explain = ms.shapley(background=background, target=LOGIT, fill=ms.MeanFill(), mask_batch_size=5)
     (explanation,) = explain.explain(image, network, cases=[ms.Case("a", labels=labels)])
-    values = ms.shapley_values(explanation)
+    values = ms.estimators.shapley_values(explanation)
     assert values.players == players
     assert explanation.num_forwards == 2 ** len(players)
     for k in range(2):
@@ -108,7 +110,7 @@ def test_channels() -> None:
     network = lambda x: (x[:, 0].flatten(1).sum(1) * x[:, 1, :, :3].flatten(1).sum(1))[:, None]  # noqa: E731
     explain = ms.shapley(per_channel=True, target=LOGIT)
     (found,) = explain.explain(image, network, cases=[ms.Case("a", labels=labels)])
-    table = ms.shapley_values(found).table()
+    table = ms.estimators.shapley_values(found).table()
     first, second = image[0, 0], float(image[0, 1, :, :3].sum())
     expected = {
         (1, 0): float(first[:, 3:].sum()) * second / 2,
@@ -120,7 +122,7 @@ def test_channels() -> None:
     assert found.saliency.shape == (2, 4, 6)
     assert found.saliency[1, 0].tolist() == pytest.approx([expected[2, 1]] * 3 + [0] * 3)
     (whole,) = ms.shapley(regions=whole_image, per_channel=True, target=LOGIT).explain(image, network)
-    assert ms.shapley_values(whole).players == [(1, 0), (1, 1)]
+    assert ms.estimators.shapley_values(whole).players == [(1, 0), (1, 1)]
     half = float(network(image)) / 2
     assert whole.saliency[:, 2, 2].tolist() == pytest.approx([half, half])
 
@@ -144,7 +146,7 @@ def test_the_regression_by_its_normal_equations() -> None:
     """KernelSHAP as it is written: all coalitions, weighed, with the sum of the values as a constraint."""
     players, count = 7, 41
     game = table_game(players, 2)
-    bound: Any = ms.CoalitionMasks(count, 1, lambda image, spacing: torch.arange(1, players + 1)[None, None])
+    bound: Any = ms.masks.CoalitionMasks(count, 1, lambda image, spacing: torch.arange(1, players + 1)[None, None])
     bound = bound.bind(torch.zeros(1, 1, players))
     _, weights = inclusion(players, (count - 1) // 2)
     left, right = np.zeros((players + 1, players + 1)), np.zeros(players + 1)
@@ -166,16 +168,16 @@ def test_noise() -> None:
     (exact,) = ms.shapley(target=LOGIT).explain(image, network, cases=[case])
     torch.testing.assert_close(exact.noise, score_rounding(exact.scores, exact.reference_scores))
     (drawn,) = ms.shapley(41, target=LOGIT).explain(image, network, cases=[case])
-    errors = ms.shapley_values(drawn).standard_error
+    errors = ms.estimators.shapley_values(drawn).standard_error
     torch.testing.assert_close(drawn.noise.double(), errors.square().mean(dim=0).sqrt(), rtol=1e-3, atol=0)
     assert bool((drawn.noise > 100 * exact.noise).all())
 
 
 def test_errors() -> None:
-    scoring, image = ms.ShapleyScoring(), torch.zeros(1, 1, 4)
+    scoring, image = ms.estimators.ShapleyScoring(), torch.zeros(1, 1, 4)
     with pytest.raises(ValueError, match="need the scores of coalitions: use CoalitionMasks, got RISEMasks"):
-        scoring.compute(ms.RISEMasks(3).bind(torch.zeros(1, 9, 9)), range(3), torch.zeros(3, 1), torch.zeros(1))
-    bound = ms.CoalitionMasks().bind(image, torch.tensor([[[1, 2, 3, 0]]]))
+        scoring.compute(ms.masks.RISEMasks(3).bind(torch.zeros(1, 9, 9)), range(3), torch.zeros(3, 1), torch.zeros(1))
+    bound = ms.masks.CoalitionMasks().bind(image, torch.tensor([[[1, 2, 3, 0]]]))
     with pytest.raises(ValueError, match="need the scores of all 15 coalitions, got 14"):
         scoring.compute(bound, range(14), torch.zeros(14, 1), torch.zeros(1))
     with pytest.raises(ValueError, match="give `regions` or `num_supervoxels`, not both"):
@@ -217,12 +219,12 @@ def exact(scores: np.ndarray) -> np.ndarray:
 
 def estimate(scores: np.ndarray, count: int, seed: int = 0, interactions: bool = True) -> Any:
     regions = torch.arange(1, PLAYERS + 1)[None, None]
-    bound: Any = ms.CoalitionMasks(count, seed, lambda image, spacing: regions).bind(
+    bound: Any = ms.masks.CoalitionMasks(count, seed, lambda image, spacing: regions).bind(
         torch.zeros(1, 1, PLAYERS, dtype=torch.float64)
     )
     found = torch.from_numpy(scores[bound.coalitions @ (1 << np.arange(PLAYERS))])[:, None]
     reference = torch.tensor([scores[-1]])
-    return ms.ShapleyScoring(interactions).values(bound, range(len(bound)), found, reference), bound
+    return ms.estimators.ShapleyScoring(interactions).values(bound, range(len(bound)), found, reference), bound
 
 
 def test_odd_shap_by_its_normal_equations() -> None:

@@ -88,41 +88,45 @@ def test_against_refitting_without_each_mask(
     shape: tuple[int, ...], num_masks: int, grid: int, cells: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("monai_saliency.estimators.regression._GROUPS", groups)
-    bound = ms.RISEMasks(num_masks, grid, seed=4).bind(torch.zeros(1, *shape, dtype=torch.float64))
+    bound = ms.masks.RISEMasks(num_masks, grid, seed=4).bind(torch.zeros(1, *shape, dtype=torch.float64))
     masks = bound.render(range(num_masks))[:, 0].numpy()
     rng = np.random.default_rng(0)
     scores = 1 / (1 + np.exp(-masks.reshape(num_masks, -1) @ rng.normal(size=masks[0].size)))
     effects, error = reference(masks, scores, cells, min(groups, num_masks))
     both = torch.from_numpy(np.stack([scores, 5 - 2 * scores], axis=1))
     given = bound, range(num_masks), both, both[0]
-    found = ms.RegressionScoring(cells).compute(*given).numpy()
+    found = ms.estimators.RegressionScoring(cells).compute(*given).numpy()
     np.testing.assert_allclose(found[0], effects, rtol=1e-6, atol=1e-9 * np.abs(effects).max())
     np.testing.assert_allclose(found[1], -2 * found[0], rtol=1e-6, atol=1e-9 * np.abs(effects).max())
-    np.testing.assert_allclose(ms.RegressionScoring(cells).over_seeds(*given[:3])[0].numpy(), error, rtol=1e-4)
+    np.testing.assert_allclose(
+        ms.estimators.RegressionScoring(cells).over_seeds(*given[:3])[0].numpy(), error, rtol=1e-4
+    )
     first = np.arange(num_masks) // 2 % 2 == 0
     halves = [reference(masks[rows], scores[rows], cells, groups=3)[0] for rows in (first, ~first)]
     bias = 2 * (effects - np.mean(halves, axis=0))
     both = np.hypot(error, bias)
     shrunk = np.sign(bias) == np.sign(effects)
     both[shrunk] = np.maximum(error, np.minimum(both, 0.45 * np.abs(effects)))[shrunk]
-    np.testing.assert_allclose(ms.RegressionScoring(cells).standard_error(*given)[0].numpy(), both, rtol=1e-4)
+    np.testing.assert_allclose(
+        ms.estimators.RegressionScoring(cells).standard_error(*given)[0].numpy(), both, rtol=1e-4
+    )
     squares = np.square(error).mean() ** 0.5
-    assert float(ms.RegressionScoring(cells).noise(*given)[0]) == pytest.approx(squares, rel=1e-4)
+    assert float(ms.estimators.RegressionScoring(cells).noise(*given)[0]) == pytest.approx(squares, rel=1e-4)
 
 
 def test_a_linear_network_is_found() -> None:
     """The sum of the effects is what keeping everything adds, up to the penalty; the place is where the weight lies."""
     weight = torch.zeros(16, 16, dtype=torch.float64)
     weight[3:9, 8:13] = 1
-    bound = ms.RISEMasks(400, 4, seed=1).bind(torch.zeros(1, 16, 16, dtype=torch.float64))
+    bound = ms.masks.RISEMasks(400, 4, seed=1).bind(torch.zeros(1, 16, 16, dtype=torch.float64))
     scores = (bound.render(range(400))[:, 0] * weight).flatten(1).sum(dim=1, keepdim=True)
-    effects = ms.RegressionScoring(4).compute(bound, range(400), scores, scores[0])[0]
+    effects = ms.estimators.RegressionScoring(4).compute(bound, range(400), scores, scores[0])[0]
     assert float(effects.sum()) / 16 == pytest.approx(30, rel=0.15)
     assert float(effects[weight > 0].mean()) > 10 * float(effects[weight == 0].abs().mean())
 
 
 def test_scores_that_say_nothing() -> None:
-    bound, regression = ms.RISEMasks(20, 3).bind(torch.zeros(1, 9, 9)), ms.RegressionScoring(3)
+    bound, regression = ms.masks.RISEMasks(20, 3).bind(torch.zeros(1, 9, 9)), ms.estimators.RegressionScoring(3)
     for scores in (torch.full((20, 1), 70.1), torch.zeros(20, 1)):
         assert not regression.compute(bound, range(20), scores, scores[0]).any()
         assert not regression.standard_error(bound, range(20), scores, scores[0]).any()
@@ -133,9 +137,9 @@ def test_scores_that_say_nothing() -> None:
 
 def test_more_masks_than_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     """The map is the mean of those of all parts, and the memory that of one part."""
-    bound = ms.RISEMasks(90, 3, seed=1).bind(torch.zeros(1, 12, 12))
+    bound = ms.masks.RISEMasks(90, 3, seed=1).bind(torch.zeros(1, 12, 12))
     scores = bound.render(range(90))[:, :, 3:6, 6:9].mean((2, 3))
-    regression = ms.RegressionScoring(3)
+    regression = ms.estimators.RegressionScoring(3)
     parts = [regression.compute(bound, range(90)[part::3], scores[part::3], scores[0]) for part in range(3)]
     per_mask = bumps(12, 2.8).shape[1] ** 2
     monkeypatch.setattr("monai_saliency.estimators.regression._AT_ONCE", 30 * per_mask)
@@ -157,12 +161,12 @@ def test_the_error_over_seeds_is_calibrated() -> None:
     """The nominal 95 % interval holds the mean of 200 seeds in 90 to 98 % of voxels and seeds."""
     effects, errors = [], []
     for seed in range(200):
-        bound = ms.RISEMasks(100, 4, seed=seed).bind(torch.zeros(1, 16, 16))
+        bound = ms.masks.RISEMasks(100, 4, seed=seed).bind(torch.zeros(1, 16, 16))
         masks = bound.render(range(100))[:, 0].double()
         scores = torch.sigmoid(10 * (masks[:, 5:9, 4:8].mean((1, 2)) + masks[:, 10:13, 9:13].mean((1, 2)) / 2 - 0.8))
         given = bound, range(100), scores[:, None], scores[:1]
-        effects.append(ms.RegressionScoring(4).compute(*given)[0])
-        errors.append(ms.RegressionScoring(4).over_seeds(*given[:3])[0])
+        effects.append(ms.estimators.RegressionScoring(4).compute(*given)[0])
+        errors.append(ms.estimators.RegressionScoring(4).over_seeds(*given[:3])[0])
     found, error = torch.stack(effects), torch.stack(errors)
     covered = ((found - found.mean(dim=0)).abs() <= 1.96 * error).double().mean()
     assert 0.90 <= float(covered) <= 0.98

@@ -58,7 +58,7 @@ def test_rise_equals_slow_loop(shape: tuple[int, ...], p1: float, form: str, dty
     scores[:, 1] = scores[:, 1] * 1e-25 + 3e-25  # whose squares are nothing in float32
     scores[:, 2] += 1000
     masks = bound.render(range(11))[:, 0].double().numpy()
-    ours = error_of(ms.RISEScoring(p1, form), bound, scores, reference)
+    ours = error_of(ms.estimators.RISEScoring(p1, form), bound, scores, reference)
     assert (ours.shape, ours.dtype) == ((6, *shape), dtype)
     expected = slow_rise_error(masks, scores.double().numpy(), p1, form)
     scale = expected.reshape(6, -1).max(axis=1).reshape(6, *[1] * len(shape))
@@ -70,10 +70,10 @@ def test_rise_equals_slow_loop(shape: tuple[int, ...], p1: float, form: str, dty
 def test_ratios_equal_slow_loops(shape: tuple[int, ...]) -> None:
     bound, scores, reference = bound_with_scores(RISEMasks(12, 3, 0.4, seed=1), shape)
     masks, scores = bound.render(range(12))[:, 0].numpy(), scores + 100
-    occlusion = error_of(ms.OcclusionScoring(), bound, scores, reference)
+    occlusion = error_of(ms.estimators.OcclusionScoring(), bound, scores, reference)
     expected = slow_ratio_error(1 - masks, (reference - scores).numpy(), above_mean=False)
     np.testing.assert_allclose(occlusion, expected, rtol=0, atol=1e-9)
-    drise = error_of(ms.DRISEScoring(), bound, scores, reference)
+    drise = error_of(ms.estimators.DRISEScoring(), bound, scores, reference)
     np.testing.assert_allclose(drise, slow_ratio_error(masks, scores.numpy(), above_mean=True), rtol=0, atol=1e-9)
 
 
@@ -81,7 +81,7 @@ def test_ratios_equal_slow_loops(shape: tuple[int, ...]) -> None:
 def test_equal_scores_leave_nothing_to_chance(dtype: torch.dtype) -> None:
     bound, scores, reference = bound_with_scores(RISEMasks(50, 3, seed=1), (9, 7), dtype=dtype)
     constant = torch.full_like(scores, 70.1), torch.full_like(reference, 70.1)
-    for estimator in (ms.RISEScoring(), ms.OcclusionScoring()):
+    for estimator in (ms.estimators.RISEScoring(), ms.estimators.OcclusionScoring()):
         assert torch.equal(error_of(estimator, bound, *constant), torch.zeros(3, 9, 7, dtype=dtype))
 
 
@@ -104,7 +104,9 @@ def test_an_explanation_computes_it_from_its_scores() -> None:
     (found,) = explain.explain(torch.ones(1, 1, 8, 8), lambda x: x[:, :, 2:4, 5:7].flatten(1).sum(1, keepdim=True))
     error: Any = found.standard_error
     assert found.standard_error is error
-    expected: Any = ms.RISEScoring().standard_error(found.masks, found.ids, found.scores, found.reference_scores)
+    expected: Any = ms.estimators.RISEScoring().standard_error(
+        found.masks, found.ids, found.scores, found.reference_scores
+    )
     assert torch.equal(error, expected)
     assert 0.8 < float(error.mean() / found.noise) < 1.4
     # Where the score follows the voxel, contributions are squares of a bounded value, which vary less than products do.
@@ -113,8 +115,8 @@ def test_an_explanation_computes_it_from_its_scores() -> None:
 
 #: masks of a seed, with their estimator
 FAMILIES: dict[str, tuple[Any, Estimator]] = {
-    "rise": (lambda n, seed: RISEMasks(n, 4, 0.5, seed), ms.RISEScoring()),
-    "occlusion by random masks": (lambda n, seed: RISEMasks(n, 4, 0.5, seed), ms.OcclusionScoring()),
+    "rise": (lambda n, seed: RISEMasks(n, 4, 0.5, seed), ms.estimators.RISEScoring()),
+    "occlusion by random masks": (lambda n, seed: RISEMasks(n, 4, 0.5, seed), ms.estimators.OcclusionScoring()),
 }
 
 

@@ -225,8 +225,8 @@ def scan(*shape: int) -> torch.Tensor:
 
 
 MASKS: list[Any] = [
-    *(ms.RISEMasks(3, 4, 0.5), ms.RISEMasks(3, 4, 0.3), ms.SlidingWindowMasks(7, 6)),
-    ms.IndependentChannelMasks(ms.RISEMasks(2, 3)),
+    *(ms.masks.RISEMasks(3, 4, 0.5), ms.masks.RISEMasks(3, 4, 0.3), ms.masks.SlidingWindowMasks(7, 6)),
+    ms.masks.IndependentChannelMasks(ms.masks.RISEMasks(2, 3)),
 ]
 
 
@@ -250,7 +250,7 @@ def test_equals_a_dense_solve_and_each_mask_alone(shape: tuple[int, ...], masks:
 
 def test_more_steps_come_closer() -> None:
     image = torch.randn(1, 40, 33, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    hidden = ms.RISEMasks(1, 4, 0.4).bind(image).render([0]) < 0.5
+    hidden = ms.masks.RISEMasks(1, 4, 0.4).bind(image).render([0]) < 0.5
     expected = dense_laplace(image[0].numpy(), hidden[0, 0].numpy())
     laplace = Laplace(hidden.double())
     errors = [float(np.abs(laplace.solve(image[None], steps)[0, 0].numpy() - expected).max()) for steps in (4, 8, 12)]
@@ -301,7 +301,7 @@ def test_maps_curves_and_regions_take_it(batch: int) -> None:
     (found,) = explain.explain(image[None], network, cases=[Case("a", labels=labels)])
     total = float(image.sum() - image.mean() * 120)
     assert float(found.saliency.unique().sum()) == pytest.approx(total, abs=1e-3)
-    deletion = ms.metrics.Deletion(explain.replace(masks=ms.SlidingWindowMasks(4)), network, 4)
+    deletion = ms.metrics.Deletion(explain.replace(masks=ms.masks.SlidingWindowMasks(4)), network, 4)
     (curve,) = deletion.curves(image[None], image[None])[0]
     assert curve.scores[-1].item() == pytest.approx(float(image.mean() * 120), abs=1e-3)
     assert ms.mc_rise(6, 3, target=given["target"], fill=ms.InpaintFill())(image[None], network).isfinite().all()

@@ -289,13 +289,13 @@ def evaluator(
         image = torch.full((1, 1, 6, 6), float(i))
         batches.append({"image": image, "label": torch.zeros(1), "case": [name]})
     target = ms.ClassScore([0], activation="none")
-    inferer = ms.PerturbationInferer(_Masks(11), target, ms.OcclusionScoring(), mask_batch_size=4)
+    inferer = ms.PerturbationInferer(_Masks(11), target, ms.estimators.OcclusionScoring(), mask_batch_size=4)
     handler = SaliencyHandler(inferer, network, postprocessing, network_id="two logits", **settings)
     arguments = {"failures": settings.get("failures")} if kind is CohortEvaluator else {}
     return kind(torch.device("cpu"), batches, network, val_handlers=[handler], epoch_length=len(batches), **arguments)
 
 
-class _Masks(ms.RISEMasks):
+class _Masks(ms.masks.RISEMasks):
     """That never hide the voxel with the case's number."""
 
     def bind(self, image: torch.Tensor, **known: Any) -> Any:

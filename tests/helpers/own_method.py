@@ -1,6 +1,8 @@
 """A user's own method: ten lines in a file of its own."""
 
-from monai_saliency import OcclusionScoring, PerturbationInferer, SlidingWindowMasks
+from monai_saliency import PerturbationInferer
+from monai_saliency.estimators import OcclusionScoring
+from monai_saliency.masks import SlidingWindowMasks
 
 
 def tiles(edge: int = 4, *, target, estimator=None, **settings):

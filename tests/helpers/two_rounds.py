@@ -16,7 +16,7 @@ __all__ = ["TwoRounds", "two_rounds"]
 
 def two_rounds(window: int = 6, *, target: Any, **settings: Any) -> ms.PerturbationInferer:
     """Hide windows, then the halves of the window that mattered most."""
-    return ms.PerturbationInferer(TwoRounds(window), target, ms.OcclusionScoring(), **settings)
+    return ms.PerturbationInferer(TwoRounds(window), target, ms.estimators.OcclusionScoring(), **settings)
 
 
 class TwoRounds(Masks):

@@ -333,21 +333,21 @@ def test_as_whole_images_from_no_more_patches_than_there_are(shape: Any, roi: An
     explain = ms.shapley(target=WHOLE, inferer=inferer)
     network.rows = 0
     (found,) = explain.explain(image, network, cases=[case])
-    values = ms.shapley_values(found)
+    values = ms.estimators.shapley_values(found)
     assert values.players == players_of(regions)
     assert values.standard_error is None
     most = patches_at_most(regions, inferer)
     assert found.num_forwards <= most
     # Beside them go rows that fill a batch, and looks at rows alone.
     assert network.rows <= most + 20 * inferer.sw_batch_size
-    every = explain.replace(masks=ms.CoalitionMasks())
+    every = explain.replace(masks=ms.masks.CoalitionMasks())
     (enumerated,) = every.explain(image, network, cases=[case])
     assert len(enumerated.scores) == 2 ** len(values.players) - 1 >= len(found.scores)
     assert enumerated.num_forwards <= most
     (whole,) = every.replace(patch_memory=False).explain(image, network, cases=[case])
     assert whole.num_forwards == 2 ** len(values.players)
     for other in (enumerated, whole):
-        torch.testing.assert_close(ms.shapley_values(other).values, values.values, rtol=0, atol=1e-12)
+        torch.testing.assert_close(ms.estimators.shapley_values(other).values, values.values, rtol=0, atol=1e-12)
         torch.testing.assert_close(other.saliency, found.saliency, rtol=0, atol=1e-12)
     fill = torch.zeros_like(image)
     bound = found.target
@@ -398,7 +398,7 @@ def test_more_players_than_can_be_enumerated(shape: Any, roi: tuple[int, ...], s
     (found,) = ms.shapley(target=WHOLE, inferer=inferer).explain(image, network, cases=[ms.Case("a", labels=regions)])
     with torch.no_grad():
         expected = by_cells(regions, inferer, network, image, found.target)
-    assert ms.shapley_values(found).table() == pytest.approx(expected, abs=1e-12)
+    assert ms.estimators.shapley_values(found).table() == pytest.approx(expected, abs=1e-12)
     assert found.num_forwards <= patches_at_most(regions, inferer)
 
 
@@ -409,7 +409,9 @@ def test_a_score_that_is_linear_is_a_sum_over_patches() -> None:
     logits, probabilities = ms.RegionScore(1, "none", "all"), ms.RegionScore(1, "softmax", "all")
     explain, other = (ms.shapley(target=target, inferer=inferer) for target in (logits, probabilities))
     (few,) = explain.explain(image, network, cases=[case])
-    (enumerated,) = explain.replace(masks=ms.CoalitionMasks(), patch_memory=False).explain(image, network, cases=[case])
+    (enumerated,) = explain.replace(masks=ms.masks.CoalitionMasks(), patch_memory=False).explain(
+        image, network, cases=[case]
+    )
     torch.testing.assert_close(few.saliency, enumerated.saliency, rtol=0, atol=1e-12)
     (more,) = other.explain(image, network, cases=[case])
     assert max(len(meeting.players) for meeting in few.masks.meetings) == 2
@@ -430,8 +432,10 @@ def test_random_coalitions_share_patches() -> None:
     assert found.num_forwards <= patches_at_most(regions, inferer)
     (whole,) = explain.replace(patch_memory=False).explain(image, network, cases=[case])
     torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)
-    exact = ms.shapley_values(ms.shapley(target=WHOLE, inferer=inferer).explain(image, network, cases=[case])[0]).values
-    drawn = ms.shapley_values(found)
+    exact = ms.estimators.shapley_values(
+        ms.shapley(target=WHOLE, inferer=inferer).explain(image, network, cases=[case])[0]
+    ).values
+    drawn = ms.estimators.shapley_values(found)
     assert bool(((drawn.values - exact).abs() < 5 * drawn.standard_error + 1e-12).all())
 
 
@@ -446,7 +450,7 @@ def test_too_many_players_in_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     (exact,) = explain.explain(image, network, cases=[case])
     monkeypatch.setattr("monai_saliency.masks.coalition._MOST_ON_PATCHES", len(exact.scores) - 1)
     (found,) = explain.explain(image, network, cases=[case])
-    values, known = ms.shapley_values(found), ms.shapley_values(exact)
+    values, known = ms.estimators.shapley_values(found), ms.estimators.shapley_values(exact)
     assert "12 players were estimated from 120 random coalitions" in found.stopped
     torch.testing.assert_close(values.values.sum(dim=0), known.values.sum(dim=0), rtol=0, atol=1e-12)
     assert bool(((values.values - known.values).abs() <= 5 * values.standard_error + 1e-12).all())
@@ -460,7 +464,9 @@ def test_true_and_false_positives(region: str) -> None:
     target = ms.RegionScore(1, "softmax", region, label_values=[[2, 3, 4]])
     explain = ms.shapley(target=target, inferer=inferer)
     (found,) = explain.explain(image, network, cases=[case])
-    (whole,) = explain.replace(masks=ms.CoalitionMasks(), patch_memory=False).explain(image, network, cases=[case])
+    (whole,) = explain.replace(masks=ms.masks.CoalitionMasks(), patch_memory=False).explain(
+        image, network, cases=[case]
+    )
     torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)
     assert len(found.scores) < len(whole.scores)
     assert float(found.saliency.abs().max()) > 1e-4
@@ -472,9 +478,9 @@ def test_channels_and_a_float32_network() -> None:
     image, case = images(1, 2, *shape), ms.Case("a", labels=regions)
     explain = ms.shapley(per_channel=True, background=False, target=WHOLE, inferer=inferer)
     (found,) = explain.explain(image, network, cases=[case])
-    (whole,) = explain.replace(masks=ms.CoalitionMasks(background=False, per_channel=True), patch_memory=False).explain(
-        image, network, cases=[case]
-    )
+    (whole,) = explain.replace(
+        masks=ms.masks.CoalitionMasks(background=False, per_channel=True), patch_memory=False
+    ).explain(image, network, cases=[case])
     assert found.saliency.shape == (2, *shape)
     torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-6)
     assert float(found.saliency.abs().max()) > 1e-3

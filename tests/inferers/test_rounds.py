@@ -211,7 +211,7 @@ def test_where_scores_are_unknown_it_is_refused() -> None:
 def test_a_round_that_asks_for_nothing_new_is_the_end(asked: list[int], monkeypatch: Any) -> None:
     masks = TwoRounds(6).bind(images()[0])
     monkeypatch.setattr(type(masks), "next_round", lambda self, ids, *_: asked if len(ids) == 4 else None)
-    state = ms.OcclusionScoring().start(masks, torch.ones(1))
+    state = ms.estimators.OcclusionScoring().start(masks, torch.ones(1))
     with pytest.raises(ValueError, match="a round begins when all masks of the one before are scored"):
         state.next_round()
     state.update(range(4), torch.zeros(4, 1))

@@ -74,7 +74,7 @@ def test_the_evidence_is_found(shape: tuple[int, ...], box: tuple[slice, ...]) -
 
 @pytest.mark.parametrize("shape", [(48, 44), (12, 20, 14)])
 def test_a_mask_depends_on_its_id_alone(shape: tuple[int, ...]) -> None:
-    bound = ms.FocusedMasks(ms.RegressionScoring(), 20, seed=3).bind(image(*shape)[0])
+    bound = ms.masks.FocusedMasks(ms.estimators.RegressionScoring(), 20, seed=3).bind(image(*shape)[0])
     place, other = 0b111 << 50, 0b11 << 90
     ids = [*bound.first_round(), *((0, place, n) for n in range(6)), *((other, place, n) for n in range(6))]
     masks = bound.render(ids)
@@ -97,7 +97,7 @@ def test_a_mask_depends_on_its_id_alone(shape: tuple[int, ...]) -> None:
 
 def test_masks_in_other_coordinates() -> None:
     """What is read of the lattice is what is read of rendered masks."""
-    bound = ms.FocusedMasks(ms.RegressionScoring(), 20).bind(image(12, 20, 14)[0].double())
+    bound = ms.masks.FocusedMasks(ms.estimators.RegressionScoring(), 20).bind(image(12, 20, 14)[0].double())
     ids = [*bound.first_round(), (0, 0b111 << 50, 1), (0b11 << 90, 0b111 << 50, 2)]
     matrices = [torch.rand(n, 3, dtype=torch.float64) for n in bound.spatial_shape]
     wanted = torch.einsum("nabc,ai,bj,ck->nijk", bound.render(ids)[:, 0], *matrices)
@@ -105,7 +105,7 @@ def test_masks_in_other_coordinates() -> None:
 
 
 def test_more_is_kept_in_the_second_round() -> None:
-    bound = ms.FocusedMasks(ms.RegressionScoring(), 340).bind(image(48, 44)[0])
+    bound = ms.masks.FocusedMasks(ms.estimators.RegressionScoring(), 340).bind(image(48, 44)[0])
     assert float(bound.render([(0, 0, n) for n in range(170)]).mean()) == pytest.approx(0.5, abs=0.02)
     upper_half = (1 << bound.grid[0] // 2 * bound.grid[1]) - 1
     second = bound.render([(0, upper_half, n) for n in range(150)])

@@ -368,6 +368,6 @@ def test_an_id_stands_for_one_set() -> None:
 
 
 def test_other_masks_are_refused() -> None:
-    inferer = ms.PerturbationInferer(ms.SlidingWindowMasks(2), SUM, ms.MinimalRegionScoring())
+    inferer = ms.PerturbationInferer(ms.masks.SlidingWindowMasks(2), SUM, ms.estimators.MinimalRegionScoring())
     with pytest.raises(ValueError, match="a minimal region needs MinimalMasks, got masks of SlidingWindowMasks"):
         inferer.explain(torch.ones(1, 1, 4, 4), box_sum(slice(0, 2), slice(0, 2)))

@@ -8,8 +8,7 @@ import torch
 from helpers.masks import bind, everything
 from monai.inferers import SlidingWindowInferer
 
-from monai_saliency import CoalitionMasks
-from monai_saliency.masks import RegionMasks, SlidingWindowMasks
+from monai_saliency.masks import CoalitionMasks, RegionMasks, SlidingWindowMasks
 from monai_saliency.masks.coalition import draw_pairs, inclusion, meetings
 from monai_saliency.masks.grid import SubsetMasks
 from monai_saliency.masks.order import OrderMasks

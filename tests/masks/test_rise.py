@@ -16,8 +16,14 @@ from xaitk_saliency.impls.perturb_image.sliding_radial import SlidingRadial
 from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
 
 import monai_saliency as ms
-from monai_saliency import GridMasks, MultiScaleWindowMasks, RandomGridMasks, SlidingRadialMasks, SlidingWindowMasks
 from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.masks import (
+    GridMasks,
+    MultiScaleWindowMasks,
+    RandomGridMasks,
+    SlidingRadialMasks,
+    SlidingWindowMasks,
+)
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.rise import RISEMasks
 
@@ -66,15 +72,15 @@ class TestMasks:
     def test_equals_xaitk(self, shape: tuple[int, int], k: int, n: int, s: int) -> None:
         for seed, p1 in ((0, 0.5), (12345, 0.2)):
             theirs = MCRISEGrid(n=n, s=s, p1=p1, k=k, seed=seed, threads=0).perturb(np.zeros((*shape, 3)))
-            bound = bind(ms.MCRISEMasks(n, fills(k), s, p1, seed), *shape)
+            bound = bind(ms.masks.MCRISEMasks(n, fills(k), s, p1, seed), *shape)
             np.testing.assert_allclose(bound.render(range(n)), theirs.swapaxes(0, 1), rtol=0, atol=1e-5)
 
 
-def perturbed(masks: ms.MCRISEMasks, image: torch.Tensor, fill: torch.Tensor, fill_of: Any = None) -> Any:
+def perturbed(masks: ms.masks.MCRISEMasks, image: torch.Tensor, fill: torch.Tensor, fill_of: Any = None) -> Any:
     """All perturbed images of a case, as the loop makes them."""
     bound = masks.bind(image)
     case = ms.Case("ct_7", image)
-    state = CaseState(case, bound, fill, image[:0], TARGET, ms.MCRISEScoring(masks.p1), None, fill_of)
+    state = CaseState(case, bound, fill, image[:0], TARGET, ms.estimators.MCRISEScoring(masks.p1), None, fill_of)
     out = image.new_empty(len(bound), *image.shape)
     state.perturb(1, len(bound) + 1, out)
     return out, bound
@@ -84,7 +90,7 @@ class TestPerturbedImages:
     @pytest.mark.parametrize("shape", [(3, 9, 8), (1, 6, 7, 5)])
     def test_each_voxel_is_the_sum_of_image_and_fills(self, shape: tuple[int, ...]) -> None:
         image = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        masks = ms.MCRISEMasks(7, [ms.ConstantFill(2.0), ms.BlurFill(1.0)], 3, 0.4, seed=1)
+        masks = ms.masks.MCRISEMasks(7, [ms.ConstantFill(2.0), ms.BlurFill(1.0)], 3, 0.4, seed=1)
         found, bound = perturbed(masks, image, torch.full_like(image, -5.0))
         # A fill that depends on the mask sees what all fills together leave of the image.
         seen, _ = perturbed(masks, image, torch.full_like(image, -5.0), lambda x, kept: kept * 2 - 5 + 0 * x)
@@ -100,7 +106,7 @@ class TestPerturbedImages:
 
     def test_a_fill_that_is_not_finite_counts_where_it_replaces_something(self) -> None:
         image = torch.ones(1, 12, 12)
-        masks = ms.MCRISEMasks(20, [lambda images: torch.full_like(images, float("nan"))], 3)
+        masks = ms.masks.MCRISEMasks(20, [lambda images: torch.full_like(images, float("nan"))], 3)
         found, bound = perturbed(masks, image, torch.zeros_like(image))
         assert torch.equal(found[:, 0].isnan(), bound.render(range(20))[:, 1] < 1)
 
@@ -130,9 +136,9 @@ class TestScoring:
     @pytest.mark.parametrize("form", ["centred", "debiased", "xaitk"])
     @pytest.mark.parametrize(("k", "p1"), [(1, 0.5), (3, 0.3)])
     def test_equals_slow_loop(self, shape: tuple[int, ...], form: str, k: int, p1: float) -> None:
-        bound = bind(ms.MCRISEMasks(11, fills(k), 2, p1, seed=2), *shape, dtype=torch.float64)
+        bound = bind(ms.masks.MCRISEMasks(11, fills(k), 2, p1, seed=2), *shape, dtype=torch.float64)
         scores = torch.randn(11, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        ours = map_of(ms.MCRISEScoring(p1, form), bound, scores, torch.zeros(2, dtype=torch.float64))
+        ours = map_of(ms.estimators.MCRISEScoring(p1, form), bound, scores, torch.zeros(2, dtype=torch.float64))
         expected = self.slow(bound.render(range(11)).numpy(), scores.numpy(), p1, form)
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
 
@@ -149,21 +155,21 @@ class TestScoring:
 
     def test_other_estimators_and_what_is_refused(self) -> None:
         image = torch.full((1, 1, 8, 8), 3.0)
-        masks = ms.MCRISEMasks(100, [ms.ConstantFill(9.0)], 2)
+        masks = ms.masks.MCRISEMasks(100, [ms.ConstantFill(9.0)], 2)
         target = ms.ClassScore([0], "none")
-        explain = ms.PerturbationInferer(masks, target, ms.OcclusionScoring())
+        explain = ms.PerturbationInferer(masks, target, ms.estimators.OcclusionScoring())
         found = explain.explain(image, lambda x: x[:, :, 0, 0])[0]
         assert found.saliency[0, 0, 0] > 0 > found.saliency[1, 0, 0]
         assert [(label, fill) for label, fill, _ in found.explained] == [(0, 0), (0, 1)]
         with pytest.raises(ValueError, match="`estimator` is RISEScoring, which knows one fill"):
-            ms.PerturbationInferer(masks, target, ms.RISEScoring())
+            ms.PerturbationInferer(masks, target, ms.estimators.RISEScoring())
         with pytest.raises(ValueError, match=r"`p1` 0\.5: write MCRISEScoring\(0\.5\)"):
-            ms.PerturbationInferer(masks, target, ms.MCRISEScoring(0.3))
+            ms.PerturbationInferer(masks, target, ms.estimators.MCRISEScoring(0.3))
         with pytest.raises(ValueError, match="MC-RISE compares several fills, got masks of RISEMasks"):
-            map_of(ms.MCRISEScoring(), bind(ms.RISEMasks(5), 8, 8), torch.rand(5, 1), torch.rand(1))
+            map_of(ms.estimators.MCRISEScoring(), bind(ms.masks.RISEMasks(5), 8, 8), torch.rand(5, 1), torch.rand(1))
         for p1 in (0.0, 1.0):
             with pytest.raises(ValueError, match="`p1` must be above 0 and below 1"):
-                ms.MCRISEScoring(p1)
+                ms.estimators.MCRISEScoring(p1)
 
 
 TARGET = ms.ClassScore([0], "none")
@@ -326,7 +332,7 @@ SLOW_3D = [
     *((RISEMasks(5, grid, 0.4, 3), shape, slow_masks, (5, grid, 0.4, 3), 1e-12) for shape, grid in GRIDS_3D),
     *((RandomGridMasks(5, cell, 0.4, 3), shape, slow_grids, (5, cell, 0.4, 3), 1e-12) for shape, cell in GRIDS_3D),
     *(
-        (ms.MCRISEMasks(5, fills(k), grid, 0.4, 3), shape, slow_mc_rise, (5, k, grid, 0.4, 3), 1e-12)
+        (ms.masks.MCRISEMasks(5, fills(k), grid, 0.4, 3), shape, slow_mc_rise, (5, k, grid, 0.4, 3), 1e-12)
         for (shape, grid), k in zip(GRIDS_3D, (2, 3, 4), strict=True)
     ),
     *((SlidingRadialMasks(*each), (11, 9, 8), slow_balls, each, 1e-13) for each in BALLS_3D),

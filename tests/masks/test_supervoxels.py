@@ -9,7 +9,7 @@ from monai.data import MetaTensor
 from skimage.segmentation import slic
 
 import monai_saliency as ms
-from monai_saliency import CoalitionMasks, RegionHierarchyMasks, RegionMasks
+from monai_saliency.masks import CoalitionMasks, RegionHierarchyMasks, RegionMasks
 from monai_saliency.masks.supervoxels import whole_image
 from monai_saliency.transforms import SaveRegionsd
 from monai_saliency.transforms.regions import region_rows

@@ -88,8 +88,8 @@ def test_all_maps_must_agree() -> None:
 
 def test_rounds() -> None:
     """100, then half as many as before each time, up to the budget; each mask that of the family."""
-    bound = ms.UntilMasks(ms.RISEMasks(600, 6), ms.RISEScoring()).bind(image()[0])
-    plain = ms.RISEMasks(600, 6).bind(image()[0])
+    bound = ms.masks.UntilMasks(ms.masks.RISEMasks(600, 6), ms.estimators.RISEScoring()).bind(image()[0])
+    plain = ms.masks.RISEMasks(600, 6).bind(image()[0])
     seen = list(bound.first_round())
     sizes = [len(seen)]
     noise = torch.randn(600, 1, generator=torch.Generator().manual_seed(0))
@@ -100,14 +100,14 @@ def test_rounds() -> None:
     assert seen == [*range(600)]
     assert (len(bound), bound.in_rounds, bound.drawn) == (600, True, True)
     assert torch.equal(bound.render([3, 500]), plain.render([3, 500]))
-    few = ms.UntilMasks(ms.RISEMasks(60, 6), ms.RISEScoring()).bind(image()[0])
+    few = ms.masks.UntilMasks(ms.masks.RISEMasks(60, 6), ms.estimators.RISEScoring()).bind(image()[0])
     assert few.first_round() == range(60)
 
 
 @pytest.mark.parametrize("count", [8, 15])
 def test_the_agreement_in_plain_loops(count: int) -> None:
-    masks = ms.RISEMasks(40, 3, seed=5).bind(torch.zeros(1, 7, 6, dtype=torch.float64))
-    until = ms.UntilMasks(ms.RISEMasks(40, 3, seed=5), ms.RISEScoring(), first=8)
+    masks = ms.masks.RISEMasks(40, 3, seed=5).bind(torch.zeros(1, 7, 6, dtype=torch.float64))
+    until = ms.masks.UntilMasks(ms.masks.RISEMasks(40, 3, seed=5), ms.estimators.RISEScoring(), first=8)
     bound = until.bind(torch.zeros(1, 7, 6, dtype=torch.float64))
     rendered = masks.render(range(count))[:, 0].numpy()
     scores = rendered[:, 1:3, 2:5].mean((1, 2))[:, None] * [1.0, 2.0] + rendered[:, 5:, :1].mean((1, 2))[:, None]
@@ -143,7 +143,9 @@ def test_regions_count_once_each() -> None:
     """However large: two of them hold three quarters of the voxels."""
     labels = torch.ones(1, *SHAPE, dtype=torch.long)
     labels[:, 8:], labels[:, 12:] = 2, torch.arange(3, 19)
-    bound = ms.UntilMasks(ms.RegionMasks(60), ms.RISEScoring(), first=30).bind(image()[0], labels)
+    bound = ms.masks.UntilMasks(ms.masks.RegionMasks(60), ms.estimators.RISEScoring(), first=30).bind(
+        image()[0], labels
+    )
     scores = bound.render(range(60))[:, 0, 12, :4].mean(1, keepdim=True)
     kept = bound.codes(range(60))["coalition"].astype(float)
     halves = []
@@ -183,12 +185,17 @@ def test_channels_and_regions(method: Callable[..., ms.PerturbationInferer]) -> 
         (lambda: ms.rise(3, until=0.9, target=TARGET), "at least 4 masks, two for each half"),
         (lambda: ms.region_occlusion(until=0.9, target=TARGET), "`until` needs random sets of regions"),
         (lambda: ms.region_occlusion(budget=9, target=TARGET), "give `until` too"),
-        (lambda: ms.UntilMasks(ms.SlidingWindowMasks(4), ms.RISEScoring()), "SlidingWindowMasks are not"),
+        (
+            lambda: ms.masks.UntilMasks(ms.masks.SlidingWindowMasks(4), ms.estimators.RISEScoring()),
+            "SlidingWindowMasks are not",
+        ),
         (
             lambda: ms.PerturbationInferer(
-                ms.UntilMasks(ms.IndependentChannelMasks(ms.RISEMasks(40, p1=0.3)), ms.RISEScoring(0.3)),
+                ms.masks.UntilMasks(
+                    ms.masks.IndependentChannelMasks(ms.masks.RISEMasks(40, p1=0.3)), ms.estimators.RISEScoring(0.3)
+                ),
                 TARGET,
-                ms.RISEScoring(0.5),
+                ms.estimators.RISEScoring(0.5),
             ),
             "the masks keep a cell with `p1` 0.3",
         ),

@@ -176,7 +176,7 @@ def test_mistakes() -> None:
 
 
 # Infidelity and sensitivity-n against plain loops, hand-made answers and captum.
-MASKS = ms.RISEMasks(30, 3, seed=4)
+MASKS = ms.masks.RISEMasks(30, 3, seed=4)
 
 
 def slow_pairs(masks: Any, network: Any, saliency: torch.Tensor, image: torch.Tensor, k: int) -> Any:

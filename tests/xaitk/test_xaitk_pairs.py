@@ -57,21 +57,21 @@ NEAR = 1e-6
 P1, SEED = 0.4, 3
 #: xaitk-saliency's mask generators, and ours of the same parameters
 PERTURBERS: dict[str, tuple[Callable[[], PerturbImage], Masks]] = {
-    "RISEGrid": (lambda: RISEGrid(30, 4, P1, SEED, threads=0), ms.RISEMasks(30, 4, P1, SEED)),
-    "RandomGrid": (lambda: RandomGrid(30, (5, 4), P1, SEED, 0), ms.RandomGridMasks(30, (5, 4), P1, SEED)),
-    "SlidingWindow": (lambda: SlidingWindow((6, 8), (4, 3)), ms.SlidingWindowMasks((6, 8), (4, 3))),
-    "SlidingRadial": (lambda: SlidingRadial((5, 4), (4, 3)), ms.SlidingRadialMasks((5, 4), (4, 3))),
+    "RISEGrid": (lambda: RISEGrid(30, 4, P1, SEED, threads=0), ms.masks.RISEMasks(30, 4, P1, SEED)),
+    "RandomGrid": (lambda: RandomGrid(30, (5, 4), P1, SEED, 0), ms.masks.RandomGridMasks(30, (5, 4), P1, SEED)),
+    "SlidingWindow": (lambda: SlidingWindow((6, 8), (4, 3)), ms.masks.SlidingWindowMasks((6, 8), (4, 3))),
+    "SlidingRadial": (lambda: SlidingRadial((5, 4), (4, 3)), ms.masks.SlidingRadialMasks((5, 4), (4, 3))),
     "SlidingRadial blurred": (
         lambda: SlidingRadial((4, 3.5), (5, 4), (1.5, 2)),
-        ms.SlidingRadialMasks((4, 3.5), (5, 4), (1.5, 2)),
+        ms.masks.SlidingRadialMasks((4, 3.5), (5, 4), (1.5, 2)),
     ),
 }
 #: scorings of a classifier
 SCORINGS: dict[str, tuple[Any, Estimator]] = {
-    "RISEScoring": (RISEScoring(P1), ms.RISEScoring(P1, "debiased")),
-    "RISEScoring plain": (RISEScoring(0.0), ms.RISEScoring(P1, "plain")),
-    "OcclusionScoring": (OcclusionScoring(), ms.OcclusionScoring()),
-    "SquaredDifferenceScoring": (SquaredDifferenceScoring(), ms.SquaredDifferenceScoring()),
+    "RISEScoring": (RISEScoring(P1), ms.estimators.RISEScoring(P1, "debiased")),
+    "RISEScoring plain": (RISEScoring(0.0), ms.estimators.RISEScoring(P1, "plain")),
+    "OcclusionScoring": (OcclusionScoring(), ms.estimators.OcclusionScoring()),
+    "SquaredDifferenceScoring": (SquaredDifferenceScoring(), ms.estimators.SquaredDifferenceScoring()),
 }
 IMAGES: list[tuple[Any, Any]] = [((1, 21, 30), None), ((1, 24, 24), 0.7), ((3, 19, 26), [0.5, -1.0, 2.0])]
 
@@ -174,7 +174,7 @@ def test_similarity(perturber: str, measure: str, shape: tuple[int, int, int], f
     expected = stack.generate(channel_last(image), [channel_last(each) for each in queries], XaitkDescriptors(box))
     references = torch.from_numpy(np.stack([box(each) for each in queries]))
     target = ms.EmbeddingSimilarity("distance" if measure == "euclidean" else measure, references)
-    explain = ms.PerturbationInferer(masks, target, ms.SimilarityScoring(), fill_of(fill), mask_batch_size=7)
+    explain = ms.PerturbationInferer(masks, target, ms.estimators.SimilarityScoring(), fill_of(fill), mask_batch_size=7)
     found = explained(explain, image, box.describe)
     assert expected.max() == pytest.approx(1)
     np.testing.assert_allclose(scaled(found), expected, rtol=0, atol=NEAR)
@@ -194,7 +194,9 @@ def test_a_detector(perturber: str, shape: tuple[int, int, int], fill: Any) -> N
     image, box = image_of(shape), BlackBox(shape, BlackBox.box_outputs(2))
     expected = detected(detector_occlusion.PerturbationOcclusion(make(), DRISEScoring(), fill, threads=0), image, box)
     target = ms.DetectionScore(0.0)
-    explain = ms.PerturbationInferer(masks, target, ms.DRISEScoring("plain"), fill_of(fill), mask_batch_size=7)
+    explain = ms.PerturbationInferer(
+        masks, target, ms.estimators.DRISEScoring("plain"), fill_of(fill), mask_batch_size=7
+    )
     np.testing.assert_allclose(scaled(explained(explain, image, box.detect)), expected, rtol=0, atol=NEAR)
 
 
@@ -221,17 +223,22 @@ RANDOM = {"num_masks": 25, "p1": P1, "seed": SEED}
 FILLS = {"grid_size": 3, "more_fills": [ms.ConstantFill(-1.0), ms.ConstantFill(2.0)]}
 #: each method, its settings, and the masks and the estimator that it is made of
 METHODS: list[tuple[Callable[..., ms.PerturbationInferer], dict[str, Any], Any, Estimator]] = [
-    (ms.rise, RANDOM | {"grid_size": 3}, ms.RISEMasks, ms.RISEScoring(P1)),
-    (ms.drise, RANDOM | {"grid_size": 3}, ms.RISEMasks, ms.DRISEScoring()),
-    (ms.random_grid, RANDOM | {"cell_size": 3}, ms.RandomGridMasks, ms.RISEScoring(P1)),
-    (ms.mc_rise, RANDOM | FILLS, ms.MCRISEMasks, ms.MCRISEScoring(P1)),
-    (ms.multi_scale_window, {"window_size": 4, "levels": 2}, ms.MultiScaleWindowMasks, ms.OcclusionScoring()),
-    (ms.sliding_radial, {"radius": 2.5, "stride": 3}, ms.SlidingRadialMasks, ms.OcclusionScoring()),
+    (ms.rise, RANDOM | {"grid_size": 3}, ms.masks.RISEMasks, ms.estimators.RISEScoring(P1)),
+    (ms.drise, RANDOM | {"grid_size": 3}, ms.masks.RISEMasks, ms.estimators.DRISEScoring()),
+    (ms.random_grid, RANDOM | {"cell_size": 3}, ms.masks.RandomGridMasks, ms.estimators.RISEScoring(P1)),
+    (ms.mc_rise, RANDOM | FILLS, ms.masks.MCRISEMasks, ms.estimators.MCRISEScoring(P1)),
+    (
+        ms.multi_scale_window,
+        {"window_size": 4, "levels": 2},
+        ms.masks.MultiScaleWindowMasks,
+        ms.estimators.OcclusionScoring(),
+    ),
+    (ms.sliding_radial, {"radius": 2.5, "stride": 3}, ms.masks.SlidingRadialMasks, ms.estimators.OcclusionScoring()),
     (
         *(ms.squared_difference, {"radius": 2, "stride": 3, "sigma": 0.5}),
-        *(ms.SlidingRadialMasks, ms.SquaredDifferenceScoring()),
+        *(ms.masks.SlidingRadialMasks, ms.estimators.SquaredDifferenceScoring()),
     ),
-    (ms.sbsm, {"window_size": 3, "stride": 2}, ms.SlidingWindowMasks, ms.SimilarityScoring()),
+    (ms.sbsm, {"window_size": 3, "stride": 2}, ms.masks.SlidingWindowMasks, ms.estimators.SimilarityScoring()),
 ]
 
 
@@ -409,8 +416,8 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
-        (RISEGrid(40, 4, 0.5, 3, threads=0), ms.RISEMasks(40, 4, 0.5, 3)),
-        (SlidingWindow((5, 6), (3, 4)), ms.SlidingWindowMasks((5, 6), (3, 4))),
+        (RISEGrid(40, 4, 0.5, 3, threads=0), ms.masks.RISEMasks(40, 4, 0.5, 3)),
+        (SlidingWindow((5, 6), (3, 4)), ms.masks.SlidingWindowMasks((5, 6), (3, 4))),
     ],
 )
 def test_masks_equal_those_of_a_perturber(theirs: PerturbImage, ours: ms.masks.base.Masks) -> None:
@@ -447,19 +454,19 @@ def test_perturbers_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="`perturber` must be a PerturbImage of xaitk-saliency"):
         PerturbImageMasks(RISEScoring())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"keep a cell with `p1` 0.3"):
-        ms.PerturbationInferer(PerturbImageMasks(RISEGrid(5, 3, 0.3)), TARGET, ms.RISEScoring(0.5))
+        ms.PerturbationInferer(PerturbImageMasks(RISEGrid(5, 3, 0.3)), TARGET, ms.estimators.RISEScoring(0.5))
 
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
-        (RISEScoring(0.4), ms.RISEScoring(0.4, "debiased")),
-        (RISEScoring(), ms.RISEScoring(form="plain")),
-        (OcclusionScoring(), ms.OcclusionScoring()),
+        (RISEScoring(0.4), ms.estimators.RISEScoring(0.4, "debiased")),
+        (RISEScoring(), ms.estimators.RISEScoring(form="plain")),
+        (OcclusionScoring(), ms.estimators.OcclusionScoring()),
     ],
 )
 def test_any_scoring_is_an_estimator(theirs: GenerateClassifierConfidenceSaliency, ours: Any) -> None:
-    masks = ms.RISEMasks(40, 4, 0.4, 3)
+    masks = ms.masks.RISEMasks(40, 4, 0.4, 3)
     found = ms.PerturbationInferer(masks, TARGET, ConfidenceScoring(theirs))(TWO_IMAGES, NET)
     close(found, scaled_maps(ms.PerturbationInferer(masks, TARGET, ours)(TWO_IMAGES, NET)))
 
@@ -476,13 +483,13 @@ def test_scorings_that_do_not_fit_are_refused() -> None:
         return ms.PerturbationInferer(masks, TARGET, estimator)(TWO_IMAGES[:1], NET)
 
     with pytest.raises(ValueError, match=r"Odd must make maps \(3, 18, 22\) \(scores, \*spatial\), got \(2, 18, 22\)"):
-        explain(ms.RISEMasks(5), ConfidenceScoring(Odd()))
+        explain(ms.masks.RISEMasks(5), ConfidenceScoring(Odd()))
     with pytest.raises(ValueError, match="Odd made a map with NaN"):
-        explain(ms.RISEMasks(7), ConfidenceScoring(Odd()))
+        explain(ms.masks.RISEMasks(7), ConfidenceScoring(Odd()))
     with pytest.raises(ValueError, match="reads one mask for all channels"):
-        explain(ms.ChannelMasks(ms.SlidingWindowMasks(6)), ConfidenceScoring(OcclusionScoring()))
+        explain(ms.masks.ChannelMasks(ms.masks.SlidingWindowMasks(6)), ConfidenceScoring(OcclusionScoring()))
     with pytest.raises(ValueError, match=r"keep a cell with `p1` 0\.5"):
-        explain(ms.RISEMasks(5), ConfidenceScoring(RISEScoring(0.4)))
+        explain(ms.masks.RISEMasks(5), ConfidenceScoring(RISEScoring(0.4)))
 
 
 @pytest.mark.parametrize(("batch", "fill"), [(1, None), (7, ms.ConstantFill([0.2, 0.9, 0.5])), (7, ms.BlurFill(2.0))])
@@ -500,7 +507,7 @@ def test_whole_methods_that_do_not_fit_are_refused() -> None:
     with pytest.raises(CaseError, match=r"explains 2D images, got one of shape \(1, 6, 7, 5\)"):
         explain(torch.rand(1, 1, 6, 7, 5), Net(1, 6, 7, 5))
     with pytest.raises(ValueError, match="RISEStack makes its own maps: leave out `estimator` OcclusionScoring"):
-        BlackBoxInferer(method, TARGET, estimator=ms.OcclusionScoring())
+        BlackBoxInferer(method, TARGET, estimator=ms.estimators.OcclusionScoring())
     with pytest.raises(ValueError, match="`method` must be a GenerateImageClassifierBlackboxSaliency"):
         BlackBoxInferer(RISEScoring(), TARGET)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cannot be shared between workers: let these share cases"):
