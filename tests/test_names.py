@@ -7,19 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
-import numpy as np
 import pytest
 import torch
 from helpers.paths import BUNDLE
-from monai.transforms import Compose, LoadImaged, ResampleToMatchd
 from torch import nn
 
 import monai_saliency as ms
 from monai_saliency import methods
 from monai_saliency.__main__ import main
 from monai_saliency.bundle.chosen_method import own_settings
-from monai_saliency.data import find_cases
 from monai_saliency.engines.evaluator import show_cause_only
 from monai_saliency.errors import AdviceError, CaseError, as_case_error, root_cause
 
@@ -190,19 +186,3 @@ def test_an_uncaught_error_ends_in_its_cause(monkeypatch: pytest.MonkeyPatch, ca
             assert shown.splitlines()[-1] == last
             assert (shown.count("Traceback") == 2) == debug
             assert ("--debug" in shown) == (not debug and isinstance(cause, KeyError))
-
-
-def test_a_listing_that_cannot_be_read_says_what_to_do_last(tmp_path: Path) -> None:
-    (tmp_path / "dataset.json").write_text("{")
-    with pytest.raises(ValueError, match="cannot be read as a list of scans") as caught:
-        find_cases(tmp_path)
-    assert "mend it" in str(root_cause(caught.value))
-
-
-def test_a_fill_that_cannot_follow_the_scan_says_what_to_do(tmp_path: Path) -> None:
-    fill = ms.ScanUnitFill(3, Compose([LoadImaged("image"), ResampleToMatchd("image", "a mask")]))
-    nib.save(nib.Nifti1Image(np.ones((4, 4, 4), np.float32), np.eye(4)), tmp_path / "a.nii")
-    case = ms.Case("a", torch.ones(1, 4, 4, 4), file=str(tmp_path / "a.nii"))
-    with pytest.raises(ValueError, match="preprocessed again") as caught:
-        fill.bind(case)
-    assert "give the fill in the network's input space" in as_case_error(caught.value, "a").problem

@@ -85,19 +85,6 @@ def evaluator(tmp_path: Path, num_scans: int = 2, **settings: Any) -> Supervised
     return SupervisedEvaluator(torch.device("cpu"), DataLoader(Dataset(data, transform)), **settings)
 
 
-def test_under_amp_and_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Patches are remembered, the windows lie on their grid, and the price is told before."""
-    network = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 3, padding=1))
-    inferer = SlidingWindowInferer((6, 6, 6), 2, 0.5)
-    run = evaluator(tmp_path, network=network, inferer=inferer, amp=True)
-    ms.attach(run, tmp_path / "maps", store_dir="", classes=[1], activation="softmax")
-    run.run()
-    assert "hierarchical_occlusion" in capfd.readouterr().out
-    rows = rows_of(tmp_path / "maps" / "summary.csv")
-    assert all(1 < float(row["predictions"]) <= 40 for row in rows)
-    assert all(float(row["predictions"]) < float(row["forwards"]) for row in rows)
-
-
 def explained(run: Any, folder: Path, **more: Any) -> list[str]:
     """The cases that get a map, and that nothing else is listed."""
     handler = ms.attach(run, folder, picture=False, **WINDOWS | more)

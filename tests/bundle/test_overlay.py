@@ -235,21 +235,6 @@ class Planted(torch.nn.Module):
         return torch.cat([torch.zeros_like(image), image - 2], dim=1)
 
 
-def test_stopped_run_goes_on_with_the_scores_that_it_has(make: Callable[[str], Bundle], tmp_path: Path) -> None:
-    bundle = make("spleen_ct_segmentation")
-    settings = {"output_dir": str(tmp_path / "out"), "saliency_picture": False, "saliency_mask_batch_size": 4}
-    bundle.explain(**settings)
-    maps = tmp_path / "out" / "saliency"
-    first = contents(maps)
-    bundle.explain(**settings)
-    # The first batch alone, for the scores of the unperturbed scan.
-    assert [row["forwards"] for row in rows_of(maps / "summary.csv")] == ["4", "4"]
-    again = contents(maps)
-    images = [name for name in first if name.endswith(".nii.gz")]
-    assert len(images) == 4  # two maps, each with its standard error
-    assert all(first[name] == again[name] for name in images)
-
-
 def test_network_that_ignores_the_image_gets_an_error_and_no_map(tmp_path: Path) -> None:
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i) for i in range(2)]
     with pytest.raises(SystemExit, match="2 cases without a map"):

@@ -17,7 +17,6 @@ from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
 from monai.bundle import ConfigParser, ConfigWorkflow
 from monai.networks.nets import DenseNet
 
-import monai_saliency as ms
 from monai_saliency.bundle.config import BundleConfig
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.errors import CaseError, root_cause
@@ -68,18 +67,6 @@ def test_own_scans_get_maps_on_their_own_grids(cohort: Path, checkpoint: Path, t
         assert row["prediction"] == row["class"]
         assert (tmp_path / "out" / f"{row['case']}_saliency.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.rglob(".tmp*"))
-
-
-def test_method_and_its_settings_switch_from_the_command_line(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
-    rows = run(cohort, tmp_path / "rise", checkpoint, method="rise", num_masks=23, classes="all")
-    assert [(row["case"], row["class"]) for row in rows] == [(c, k) for c in ("a", "c", "site/b") for k in "01"]
-    assert {row["forwards"] for row in rows} == {"24"}
-    assert nib.load(tmp_path / "rise" / "a_saliency.nii.gz").shape == (21, 17, 13, 2)
-    with pytest.raises(RuntimeError) as caught:
-        run(cohort, tmp_path / "no", checkpoint, method="lime")
-    assert str(root_cause(caught.value)) == (
-        f"`method` must be one of {sorted(ms.methods.__all__)}, or the dotted path of your own function, got 'lime'"
-    )
 
 
 def test_class_names_are_the_metadatas_unless_given() -> None:

@@ -14,7 +14,7 @@ from helpers.own_bundle import forwards, settings
 from helpers.scans import AFFINES, LPS, OBLIQUE, volume, write_scan
 from monai.data import DataLoader, Dataset
 from monai.engines import SupervisedEvaluator
-from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Orientationd, Spacingd
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd
 
 import monai_saliency as ms
 
@@ -124,32 +124,3 @@ def test_attached(tmp_path: Path) -> None:
         ),
     )
     np.testing.assert_allclose(found.get_fdata(), back, rtol=1e-4, atol=1e-6)
-
-
-class TestTransform:
-    keys = {"keys": "image"}  # noqa: RUF012
-
-    def test_through_the_pipeline_of_the_map(self, tmp_path: Path) -> None:
-        scan = volume(tmp_path / "scan.nii.gz", (9, 8, 7), AFFINES[1], 0, low=0, high=200)
-        before = Compose([LoadImaged(**self.keys), EnsureChannelFirstd(**self.keys), Spacingd("image", [1.5] * 3)])
-        explain = ms.rise(30, 3, target=ms.ClassScore([1], "none"))
-        both = ["saliency", "standard_error"]
-        pipeline = Compose(
-            [
-                before,
-                ms.Saliencyd("image", Brightness(3), explain, names="saliency", standard_error_names="standard_error"),
-                Invertd(both, before, orig_keys="image", nearest_interp=False),
-                ms.SaveSaliencyd(both, tmp_path / "out", picture=False),
-            ]
-        )
-        item = pipeline({"image": str(scan), "case": "scan"})
-        on_grid = before({"image": str(scan)})["image"]
-        (expected,) = explain.explain(on_grid[None], Brightness(3))
-        by_hand = ms.Saliency(Brightness(3), explain).explain(on_grid, standard_error=True)
-        assert torch.equal(torch.as_tensor(by_hand[1]), expected.standard_error)  # type: ignore[arg-type]
-        assert ms.Saliency(Brightness(3), explain).explain(on_grid)[1] is None
-        assert item["standard_error"].shape == (1, 9, 8, 7)
-        saved = nib.load(tmp_path / "out" / "scan_standard_error.nii.gz").get_fdata()
-        # Resampling takes means of neighbours.
-        assert float(saved.max()) <= float(expected.standard_error.max()) * (1 + 1e-5)  # type: ignore[union-attr]
-        assert saved.max() > 0

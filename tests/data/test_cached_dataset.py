@@ -22,7 +22,6 @@ from helpers.files import Trap
 from helpers.warned import our_warnings
 from monai.data import MetaTensor
 from monai.utils.enums import MetaKeys
-from torch.utils.data import DataLoader
 
 from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.cohort import find_cases
@@ -368,31 +367,6 @@ def test_items_that_cannot_be_stored(cohort: Path, computed: Any) -> None:
 
 
 # A cached dataset in several threads and processes at once.
-class Digests(torch.utils.data.Dataset):
-    """What a worker process reads, as seen there."""
-
-    def __init__(self, items: CachedDataset) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> str:
-        return digest(self.items[index])
-
-
-@pytest.mark.parametrize("cache", ["memory", "lmdb"])
-def test_two_worker_processes(cohort: Path, cache: str, computed: Any) -> None:
-    uncached = [digest(item) for item in expected(cohort)]
-    computed()
-    shared = dataset(cohort, cache)
-    for _ in range(2):
-        assert list(DataLoader(Digests(shared), batch_size=None, num_workers=2)) == uncached
-    if cache == "lmdb":
-        # Two processes may both be first, but none computes what it finds.
-        assert max(computed().values()) <= 2
-
-
 @pytest.mark.parametrize("cache", ["disk", "lmdb"])
 def test_two_processes_on_one_cache(cohort: Path, cache: str, computed: Any) -> None:
     uncached = [digest(item) for item in expected(cohort)]

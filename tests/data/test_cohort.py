@@ -2,15 +2,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
-import numpy as np
 import pytest
 from monai.data import load_decathlon_datalist
 from monai.transforms import LoadImaged
 
 import monai_saliency as ms
 from monai_saliency.errors import CaseError
-from monai_saliency.storage.tables import Failures
 
 
 def touch(root: Path, *names: str) -> None:
@@ -187,21 +184,6 @@ class TestDecathlonFolder:
         (tmp_path / "dataset.json").write_text(text)
         with pytest.raises(ValueError, match=r"dataset\.json"):
             ms.data.find_cases(tmp_path)
-
-
-class TestCohortDataset:
-    @pytest.mark.parametrize("cache", ["none", "disk"])
-    def test_a_missing_scan_fails_while_loading_and_the_others_go_on(self, cache: str, tmp_path: Path) -> None:
-        for name in ("a", "c"):
-            nib.save(nib.Nifti1Image(np.zeros((2, 3, 4), np.float32), np.eye(4)), tmp_path / f"{name}.nii.gz")
-        decathlon(tmp_path, test=["a.nii.gz", "b.nii.gz", "c.nii.gz"])
-        dataset = ms.data.CachedDataset(ms.data.find_cases(tmp_path), LoadImaged("image"), cache, tmp_path / "cache")
-        for _ in ("cold", "warm"):
-            failures = Failures(tmp_path / "failures.csv")
-            assert [batch["case"] for batch in ms.data.CohortLoader(dataset, failures)] == [["a"], ["c"]]
-            ((case, stage, error),) = (row.values() for row in failures.read())
-            assert (case, stage) == ("b", "load")
-            assert error == f"{tmp_path}/b.nii.gz does not exist: copy or fetch it, or take it off the list of scans"
 
 
 # Lists of scans: MONAI's datalist and tables.

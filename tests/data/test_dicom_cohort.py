@@ -1,6 +1,5 @@
 """DICOM series as cases of a cohort."""
 
-import csv
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.dicom_series import PATIENT, SLICES, expected_affine, stored, write
+from helpers.files import rows_of
 from helpers.own_bundle import forwards, launch, settings
 from monai.data import MetaTensor
 
@@ -189,11 +189,6 @@ FLIP = np.diag([-1.0, -1, 1, 1])  # between DICOM's LPS and RAS
 def voxels() -> np.ndarray:
     """Stored values ``(slices, rows, columns)``."""
     return np.random.default_rng(0).integers(900, 1100, (9, 13, 12)).astype(np.int16)
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def same_map(path: Path, nifti: Path) -> None:

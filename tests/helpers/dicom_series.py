@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.scans import rotation
 from monai_saliency.storage.dicom import find_series
 
 pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
@@ -20,9 +21,7 @@ PATIENT = "Doe^Jane"
 
 def turned() -> np.ndarray:
     """Three unit vectors at right angles: along a row, down a column, from slice to slice."""
-    a, b = 0.4, 0.3
-    about_z = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]])
-    return (about_z @ np.array([[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]])).T
+    return rotation(0.4, 0.3).T
 
 
 def stored() -> np.ndarray:

@@ -16,6 +16,12 @@ LPS = np.diag([-1.5, -1.5, 3.0, 1.0])
 PERMUTED = np.array([[0, 0, 2.0, 1], [2.2, 0, 0, 2], [0, -1.8, 0, 3], [0, 0, 0, 1]])
 
 
+def rotation(a: float, b: float) -> np.ndarray:
+    """By ``b`` about the first axis and then by ``a`` about the third one, in radians."""
+    about_z = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]])
+    return about_z @ np.array([[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]])
+
+
 def write_scan(path: Path, shape: tuple[int, ...], affine: np.ndarray, seed: int = 0, **header: int) -> Path:
     """A smooth random scan, reproducible, with a background."""
     rng = np.random.default_rng(seed)

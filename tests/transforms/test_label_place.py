@@ -1,6 +1,5 @@
 """Where a label map lies: decided and checked as for a scan, in whatever way it comes in."""
 
-import csv
 import logging
 import re
 import warnings
@@ -13,6 +12,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers.files import rows_of
 from helpers.scans import LPS, OBLIQUE, damage, write_scan
 from monai.data import Dataset, MetaTensor, decollate_batch, list_data_collate
 from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Spacingd
@@ -113,8 +113,7 @@ def test_the_cohort_goes_on(tmp_path: Path) -> None:
     (row,) = region_rows(explanation, (1.5, 1.5, 3.0))
     assert (row["region"], row["volume_ml"]) == (3, round(18 * 6.75 / 1000, 6))
     np.testing.assert_allclose(row["saliency"], image[BOX].sum(), rtol=1e-5)
-    with open(failures.path, newline="", encoding="utf-8") as file:
-        failed = {row["case"]: row["error"] for row in csv.DictReader(file)}
+    failed = {row["case"]: row["error"] for row in rows_of(failures.path)}
     assert sorted(failed) == ["bad", "damaged"]
     assert "b.nii cannot be used: its sform" in failed["bad"]
     assert "d.nii.gz is damaged (CRC check failed" in failed["damaged"]

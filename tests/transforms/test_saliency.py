@@ -6,12 +6,12 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.scans import damage, write_scan
+from helpers.scans import damage, rotation, write_scan
 from matplotlib.figure import Figure
 from monai.data import CacheDataset, LMDBDataset, MetaTensor, PersistentDataset, set_track_meta
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, ScaleIntensityd, Spacingd
 
-from monai_saliency import ClassScore, Saliency, Saliencyd, channel_occlusion, sliding_window
+from monai_saliency import ClassScore, Saliency, Saliencyd, channel_occlusion, rise, sliding_window
 from monai_saliency.data import CachedDataset
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.transforms import CheckScand, SaveSaliencyd
@@ -29,11 +29,8 @@ EXPLAIN_VOXELS = sliding_window(1, 1, target=ClassScore([0], "none"))
 
 def oblique_affine() -> np.ndarray:
     """Rotated about two axes, left-handed, anisotropic, off centre."""
-    a, b = 0.2, -0.15
-    about_z = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]])
-    about_x = np.array([[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]])
     affine = np.eye(4)
-    affine[:3, :3] = about_z @ about_x @ np.diag([-1.1, 1.3, 2.0])
+    affine[:3, :3] = rotation(0.2, -0.15) @ np.diag([-1.1, 1.3, 2.0])
     affine[:3, 3] = [17.0, -31.0, 5.5]
     return affine
 
@@ -132,6 +129,12 @@ class TestSaliencyd:
         assert (float(out["x"][0, 0, 0]), float(out["y"][0, 0, 0])) == (4.0, 16.0)
         with pytest.raises(ValueError, match="`names` must name one place for each of the keys"):
             Saliencyd(["a", "b"], total, EXPLAIN, names="why")
+
+    def test_the_standard_error_has_a_place_of_its_own(self) -> None:
+        image, explain = torch.rand(1, 6, 4), rise(30, 3, target=ClassScore([0, 1], "none"))
+        found = Saliencyd("image", total, explain, names="why", standard_error_names="error")({"image": image})
+        assert torch.equal(found["error"].as_tensor(), explain.explain(image[None], total)[0].standard_error)
+        assert Saliency(total, explain).explain(image)[1] is None
 
 
 GOOD = MetaTensor(torch.rand(1, 4, 5, 6), affine=torch.diag(torch.tensor([0.005, 0.005, 0.02, 1.0])))

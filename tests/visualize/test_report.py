@@ -1,7 +1,6 @@
 """The report of an output folder: what its pages hold, and what they leave out."""
 
 import base64
-import csv
 import hashlib
 import json
 from importlib.metadata import version
@@ -13,6 +12,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers.files import rows_of
 from helpers.own_bundle import run
 from helpers.reports import Page, blobs, head, page_of, row, volume_of, write_case, write_failure, write_regions
 from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
@@ -442,11 +442,6 @@ def slow(maps: np.ndarray, label: np.ndarray, explained: int, region: int) -> tu
             inside.append(value)
             positive += max(value, 0)
     return sum(inside) / len(inside), positive / total if total else np.nan, len(inside)
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_equals_plain_loops(tmp_path: Path) -> None:
