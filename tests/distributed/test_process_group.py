@@ -8,6 +8,7 @@ import ignite.distributed as idist
 import pytest
 import torch
 from helpers.forked_ranks import on_ranks
+from helpers.own_pipeline import Network
 from monai.data import DataLoader, MetaTensor
 from monai.inferers import SlidingWindowInferer
 from monai.utils import string_list_all_gather
@@ -22,24 +23,6 @@ from monai_saliency.utils.monai_private import single_process
 
 MASKS, BATCH = 37, 4
 TARGET = ms.ClassScore("all", "softmax")
-
-
-class Network(torch.nn.Module):
-    """Notes its batches; with batch normalisation, whose buffers a distributed module would send about."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.body = torch.nn.Sequential(
-                torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(4 * 12 * 15, 3)
-            )
-        self.batches: list[torch.Tensor] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) > 1:  # else it is an image alone, which the unperturbed row is compared with
-            self.batches.append(x.clone())
-        return self.body(x)
 
 
 def images(count: int, seed: int = 1) -> torch.Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from monai.data import DataLoader, Dataset, MetaTensor
+from monai.networks.layers import Conv, Norm, Pool
 
 import monai_saliency as ms
 from helpers.paths import ROOT
@@ -13,19 +14,19 @@ MASKS, BATCH = 21, 4
 
 
 class Network(torch.nn.Module):
-    """Three logits of a 2D image, with batch normalisation and dropout, so that its mode shows."""
+    """Three logits of an image, with batch normalisation and dropout, so that its mode shows."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, dims: int = 2, channels: int = 1) -> None:
         super().__init__()
+        norm, pool = Norm["batch", dims](4), Pool["adaptiveavg", dims](2)
         with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.body = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
-            self.head = torch.nn.Linear(4 * 4, 3)
-        self.pool = torch.nn.AdaptiveAvgPool2d(2)
+            torch.manual_seed(0)
+            self.body = torch.nn.Sequential(Conv["conv", dims](channels, 4, 3), norm, torch.nn.ReLU(), pool)
+            self.head = torch.nn.Linear(4 * 2**dims, 3)
         self.dropout = torch.nn.Dropout(0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.dropout(self.pool(self.body(x)).flatten(1)))
+        return self.head(self.dropout(self.body(x).flatten(1)))
 
 
 def inferer() -> ms.PerturbationInferer:

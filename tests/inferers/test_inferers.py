@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.estimators import slow_rise
+from helpers.own_pipeline import Network
+from helpers.patches import images
 from monai.data import MetaTensor, decollate_batch, list_data_collate
 from monai.inferers import SlidingWindowInferer
 from monai.networks.nets import UNet
@@ -27,26 +29,6 @@ from monai_saliency.targets import BoundTarget, ClassScore, RegionScore, Target
 LOGIT = ClassScore([1], "none")
 
 
-class Classifier(nn.Module):
-    """Nonlinear, with batch normalisation and dropout, so that its mode shows."""
-
-    def __init__(self, dims: int = 2, channels: int = 1, classes: int = 3) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            kind = (nn.Conv2d, nn.Conv3d)[dims - 2]
-            norm = (nn.BatchNorm2d, nn.BatchNorm3d)[dims - 2]
-            self.conv = kind(channels, 4, 3, padding=1)
-            self.norm = norm(4)
-            self.dropout = nn.Dropout(0.5)
-            self.head = nn.Linear(4 * 2**dims, classes)
-        self.pool = (nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[dims - 2](2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        features = self.pool(torch.tanh(self.norm(self.conv(x))))
-        return self.head(self.dropout(features.flatten(1)))
-
-
 class Recorder:
     """A callable that keeps a copy of what the network sees.
 
@@ -64,10 +46,6 @@ class Recorder:
 
     def rows(self, count: int) -> torch.Tensor:
         return torch.cat(self.batches)[:count]
-
-
-def images(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
 def unet(dims: int) -> UNet:
@@ -105,7 +83,7 @@ class TestWhatTheNetworkSees:
     def test_law_1_all_ones_masks_are_the_identity(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Kept voxels are the image to the bit, whatever the fill."""
         image = images(1, 2, *shape, dtype=dtype) * 1e3
-        network = Recorder(Classifier(len(shape), 2).to(dtype).eval())
+        network = Recorder(Network(len(shape), 2).to(dtype).eval())
         rise(10, 3, p1=1.0, target=LOGIT, fill=ConstantFill([1e6, -3.3]), mask_batch_size=4)(image, network)
         assert torch.equal(network.rows(11), image.expand(11, *image.shape[1:]))
 
@@ -114,7 +92,7 @@ class TestWhatTheNetworkSees:
     @pytest.mark.parametrize("fill", [None, ConstantFill([0.5, -2.0]), BlurFill(1.5), Seen()])
     def test_law_1_perturbed_images(self, shape: tuple[int, ...], masks: Any, fill: Any) -> None:
         image = images(1, 2, *shape, dtype=torch.float64)
-        network = Recorder(Classifier(len(shape), 2).double().eval())
+        network = Recorder(Network(len(shape), 2).double().eval())
         PerturbationInferer(masks, LOGIT, RISEScoring(), fill=fill, mask_batch_size=4)(image, network)
         bound = masks.bind(image[0])
         mask = bound.render(range(len(bound)))
@@ -127,7 +105,7 @@ class TestWhatTheNetworkSees:
     @pytest.mark.parametrize("count", [1, 3])
     @pytest.mark.parametrize("mask_batch_size", [1, 7, 64, 1000])
     def test_law_7_full_batches_of_one_shape(self, count: int, mask_batch_size: int) -> None:
-        network = Recorder(Classifier().eval())
+        network = Recorder(Network().eval())
         rise(20, 3, target=LOGIT, mask_batch_size=mask_batch_size)(images(count, 1, 9, 8), network)
         assert {batch.shape for batch in network.batches} == {(min(mask_batch_size, 21 * count), 1, 9, 8)}
         # Once at the end of the call, and of each image with everything hidden.
@@ -141,7 +119,7 @@ class TestSameMap:
     @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
     def test_for_any_division_of_the_work(self, method: Any, shape: Any, dtype: torch.dtype, tolerance: float) -> None:
         """Batch sizes 1, 7, 64, and images one by one or together."""
-        network, inputs = Classifier(len(shape)).to(dtype).eval(), images(3, 1, *shape, dtype=dtype)
+        network, inputs = Network(len(shape)).to(dtype).eval(), images(3, 1, *shape, dtype=dtype)
         target = ClassScore("all", "softmax")
         expected = method(target=target, mask_batch_size=1)(inputs, network)
         assert expected.shape == (3, 3, *shape)
@@ -154,7 +132,7 @@ class TestSameMap:
             torch.testing.assert_close(torch.cat(one_by_one), expected, rtol=0, atol=atol)
 
     def test_law_7_twice_in_a_row(self, method: Callable[..., PerturbationInferer]) -> None:
-        network, inputs = Classifier(), images(2, 1, 13, 10)
+        network, inputs = Network(), images(2, 1, 13, 10)
         explain = method(target=LOGIT, mask_batch_size=5)
         first = explain(inputs, network)
         explain(images(1, 1, 9, 9) + 4, network)
@@ -163,7 +141,7 @@ class TestSameMap:
 
     def test_when_the_network_works_in_place(self, method: Callable[..., PerturbationInferer]) -> None:
         """As a first layer ReLU(inplace=True) does: it may spoil its batch, not the image or later batches."""
-        network, inputs = Classifier().eval(), images(2, 1, 13, 10)
+        network, inputs = Network().eval(), images(2, 1, 13, 10)
         before = inputs.clone()
         expected = method(target=LOGIT, mask_batch_size=5)(inputs, lambda x: network(x.relu()))
         spoiled = method(target=LOGIT, mask_batch_size=5)(inputs, lambda x: network(x.relu_()))
@@ -174,7 +152,7 @@ class TestSameMap:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_law_9_double_end_to_end_equals_slow_loop(shape: tuple[int, ...]) -> None:
     """The paper's formulas around a plain loop, one mask at a time, in double."""
-    network, image = Classifier(len(shape)).double().eval(), images(1, 1, *shape, dtype=torch.float64)
+    network, image = Network(len(shape)).double().eval(), images(1, 1, *shape, dtype=torch.float64)
     masks, fill = RISEMasks(9, 3, 0.4, seed=3), BlurFill(1.0)
     rendered = masks.bind(image[0]).render(range(9))
     with torch.no_grad():
@@ -188,13 +166,13 @@ def test_law_9_double_end_to_end_equals_slow_loop(shape: tuple[int, ...]) -> Non
 
 class TestNetworkIsLeftAsItWas:
     def test_modes_after_an_error(self) -> None:
-        network = Classifier(channels=2).train()
+        network = Network(channels=2).train()
         with pytest.raises(RuntimeError):
             rise(5, 3, target=LOGIT)(images(1, 1, 8, 8), network)
         assert all(part.training for part in network.modules())
 
     def test_no_gradients(self) -> None:
-        network, inputs = Classifier().eval(), images(1, 1, 8, 8).requires_grad_()
+        network, inputs = Network().eval(), images(1, 1, 8, 8).requires_grad_()
         grad_modes = []
         network.register_forward_hook(lambda *_: grad_modes.append(torch.is_grad_enabled()))
         maps = rise(5, 3, target=LOGIT)(inputs, network)
@@ -217,10 +195,10 @@ class TestMetaTensor:
         size = [min(scan.shape[axis] for scan in scans) for axis in (1, 2, 3)]
         scans = [scan[:, : size[0], : size[1], : size[2]] for scan in scans]
         batch = list_data_collate(scans)
-        maps = rise(4, 2, target=ClassScore([1, 0], "none"))(batch, Classifier(3).eval())
+        maps = rise(4, 2, target=ClassScore([1, 0], "none"))(batch, Network(3).eval())
         assert isinstance(maps, MetaTensor)
         assert maps.shape == (count, 2, *size)
-        plain = rise(4, 2, target=ClassScore([1, 0], "none"))(batch.as_tensor(), Classifier(3).eval())
+        plain = rise(4, 2, target=ClassScore([1, 0], "none"))(batch.as_tensor(), Network(3).eval())
         assert not isinstance(plain, MetaTensor)
         assert torch.equal(maps.as_tensor(), plain)
         for one, scan in zip(decollate_batch(maps), decollate_batch(batch), strict=True):
@@ -264,7 +242,7 @@ class TestInnerInferer:
 
 class TestExplain:
     def test_explanation(self) -> None:
-        network, inputs = Classifier().eval(), images(2, 1, 9, 8)
+        network, inputs = Network().eval(), images(2, 1, 9, 8)
         target = ClassScore([2, 0], "softmax")
         explanations = rise(6, 3, target=target, mask_batch_size=4).explain(inputs, network, names=["a", "b"])
         maps = rise(6, 3, target=target, mask_batch_size=4)(inputs, network)
@@ -284,7 +262,7 @@ class TestExplain:
             def bind(self, reference_output: torch.Tensor, case: Case) -> BoundTarget:
                 return ClassScore(list(range(case.index + 1)), "none").bind(reference_output, case)
 
-        network, inputs = Classifier().eval(), images(2, 1, 9, 8)
+        network, inputs = Network().eval(), images(2, 1, 9, 8)
         explain = sliding_window(3, target=Growing())
         assert [len(e.saliency) for e in explain.explain(inputs, network)] == [1, 2]
         with pytest.raises(ValueError, match=r"different numbers of maps \[1, 2\]: call `explain`"):
@@ -359,21 +337,21 @@ class TestErrors:
 
     def test_integer_images(self) -> None:
         with pytest.raises(TypeError, match=r"`inputs` must be floating point, got torch.int16: scale"):
-            rise(4, target=LOGIT)(torch.zeros(1, 1, 9, 8, dtype=torch.int16), Classifier())
+            rise(4, target=LOGIT)(torch.zeros(1, 1, 9, 8, dtype=torch.int16), Network())
 
     def test_settings_that_do_not_fit_name_the_case(self) -> None:
         with pytest.raises(CaseError, match=r"case ct_2: `window_size` .* is larger than"):
-            sliding_window(10, target=LOGIT).explain(images(1, 1, 9, 8), Classifier(), cases=[Case("ct_2")])
+            sliding_window(10, target=LOGIT).explain(images(1, 1, 9, 8), Network(), cases=[Case("ct_2")])
         with pytest.raises(CaseError, match="case ct_2: `value` must be one number or one per channel"):
-            rise(4, target=LOGIT, fill=ConstantFill([1, 2])).explain(images(1, 1, 9, 8), Classifier(), names=["ct_2"])
+            rise(4, target=LOGIT, fill=ConstantFill([1, 2])).explain(images(1, 1, 9, 8), Network(), names=["ct_2"])
         with pytest.raises(CaseError, match=r"case ct_2: `fill` gave shape \(1, 9, 4\) for an image of \(1, 9, 8\)"):
-            rise(4, target=LOGIT, fill=lambda x: x[..., :4]).explain(images(1, 1, 9, 8), Classifier(), names=["ct_2"])
+            rise(4, target=LOGIT, fill=lambda x: x[..., :4]).explain(images(1, 1, 9, 8), Network(), names=["ct_2"])
         wrong = Seen()
         wrong.of = lambda image, masks: image  # type: ignore[method-assign]
         with pytest.raises(
             CaseError, match=r"`fill.of` gave shape \(1, 1, 9, 8\) for 4 masks of an image of \(1, 9, 8\)"
         ):
-            rise(4, target=LOGIT, fill=wrong, mask_batch_size=5)(images(1, 1, 9, 8), Classifier())
+            rise(4, target=LOGIT, fill=wrong, mask_batch_size=5)(images(1, 1, 9, 8), Network())
 
 
 @pytest.mark.parametrize("kind", ["script", "frozen", "trace"])
