@@ -36,11 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: with status 2 when the words are wrong, and with status 1 when maps differ, a sweep is not complete,
             or the command cannot be carried out.
-
-    Example::
-
-        >>> main(["overlay", "explain"])  # doctest: +ELLIPSIS
-        /...explain.yaml
     """
     given = vars(_parser().parse_args(arguments))
     run = given.pop("run")

@@ -124,27 +124,12 @@ def cases_of(
 
 
 def case_name(images: torch.Tensor, index: int = 0) -> str:
-    """A name for one image of a batch: its file where the meta data has one, else its place in the batch.
-
-    Example::
-
-        >>> import torch
-        >>> case_name(torch.zeros(2, 1, 8, 8), 1)
-        'image 1 of the batch'
-    """
+    """A name for one image of a batch: its file where the meta data has one, else its place in the batch."""
     return image_file(images, index) or f"image {index} of the batch"
 
 
 def image_file(images: torch.Tensor, index: int = 0) -> str | None:
-    """The file that one image of a batch was loaded from; None where the meta data has none.
-
-    Example::
-
-        >>> import torch
-        >>> from monai.data import MetaTensor
-        >>> image_file(MetaTensor(torch.zeros(1, 1, 8, 8), meta={"filename_or_obj": "scans/a.nii.gz"}))
-        'scans/a.nii.gz'
-    """
+    """The file that one image of a batch was loaded from; None where the meta data has none."""
     names = images.meta.get(ImageMetaKey.FILENAME_OR_OBJ) if isinstance(images, MetaTensor) else None
     if isinstance(names, (list, tuple)) and index < len(names):
         names = names[index]
@@ -152,15 +137,7 @@ def image_file(images: torch.Tensor, index: int = 0) -> str | None:
 
 
 def image_spacing(images: torch.Tensor, index: int = 0) -> tuple[float, ...] | None:
-    """The voxel sizes in mm, one per spatial axis, of one image of a batch; None where it has no affine.
-
-    Example::
-
-        >>> import torch
-        >>> from monai.data import MetaTensor
-        >>> image_spacing(MetaTensor(torch.zeros(1, 1, 8, 8, 8), affine=torch.diag(torch.tensor([0.5, 0.5, 2.0, 1.0]))))
-        (0.5, 0.5, 2.0)
-    """
+    """The voxel sizes in mm, one per spatial axis, of one image of a batch; None where it has no affine."""
     affine = image_affine(images, index)
     return None if affine is None else tuple(nib.affines.voxel_sizes(affine)[: images.ndim - 2].tolist())
 
@@ -221,13 +198,7 @@ def _of_plane(affine: np.ndarray, file: np.ndarray, shape: np.ndarray) -> np.nda
 
 
 def mm_per_unit(meta: Mapping[str, Any], index: int = 0) -> float:
-    """How many mm the unit of an affine is, by ``xyzt_units`` of a NIfTI header or of meta data; 1 where it is unknown.
-
-    Example::
-
-        >>> mm_per_unit({"xyzt_units": 3}), mm_per_unit({})
-        (0.001, 1.0)
-    """
+    """How many mm the unit of an affine is, by ``xyzt_units`` of a NIfTI header or of meta data; 1 where unknown."""
     codes = meta.get("xyzt_units", 0)
     if isinstance(codes, str):  # of ITK's reader, which gives mm
         return 1.0

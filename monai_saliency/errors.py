@@ -8,16 +8,7 @@ __all__ = ["AdviceError", "CaseError", "OutputError", "as_case_error", "root_cau
 
 
 class AdviceError(ValueError):
-    """An error with advice on what to do: reports show its words instead of its cause's.
-
-    Example::
-
-        >>> try:
-        ...     raise AdviceError("the disk is full: remove what you do not need") from OSError(28, "No space left")
-        ... except AdviceError as error:
-        ...     print(root_cause(error))
-        the disk is full: remove what you do not need
-    """
+    """An error with advice on what to do: reports show its words instead of its cause's."""
 
 
 class CaseError(ValueError):
@@ -26,11 +17,6 @@ class CaseError(ValueError):
     Args:
         case: the case's name.
         problem: what is wrong, what was expected, and what to do; made one line.
-
-    Example::
-
-        >>> print(CaseError("patient_7", "the scan is empty: load it again"))
-        case patient_7: the scan is empty: load it again
     """
 
     def __init__(self, case: str, problem: str) -> None:
@@ -45,31 +31,11 @@ class CaseError(ValueError):
 
 
 class OutputError(OSError):
-    """A file that cannot be written: no fault of a case, and every further case would meet it too.
-
-    Example::
-
-        >>> raise OutputError("maps/a.nii.gz cannot be written: the disk is full")
-        Traceback (most recent call last):
-            ...
-        monai_saliency.errors.OutputError: maps/a.nii.gz cannot be written: the disk is full
-    """
+    """A file that cannot be written: no fault of a case, and every further case would meet it too."""
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first error of a chain of ``raise ... from``, or the one nearest to the top that carries advice.
-
-    Example::
-
-        >>> try:
-        ...     try:
-        ...         {}["image"]
-        ...     except KeyError as error:
-        ...         raise RuntimeError("a transform failed") from error
-        ... except RuntimeError as error:
-        ...     print(repr(root_cause(error)))
-        KeyError('image')
-    """
+    """The first error of a chain of ``raise ... from``, or the one nearest to the top that carries advice."""
     advice = AdviceError, CaseError, OutputError, OptionalImportError
     while not isinstance(error, advice) and error.__cause__ is not None:
         error = error.__cause__
@@ -84,11 +50,6 @@ def as_case_error(error: BaseException, case: str, before: str = "", after: str 
         case: the case it went wrong with. Code below may know it by another name, such as its file's.
         before: words to put before a cause that is not a case's.
         after: words to put after it.
-
-    Example::
-
-        >>> print(as_case_error(ValueError("expected 1 channel, got 3"), "patient_7"))
-        case patient_7: ValueError: expected 1 channel, got 3
     """
     cause = root_cause(error)
     if isinstance(cause, CaseError):

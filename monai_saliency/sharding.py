@@ -29,11 +29,6 @@ class Part:
 
     Raises:
         ValueError: when the part does not exist.
-
-    Example::
-
-        >>> Part(1, 3)
-        Part(index=1, count=3)
     """
 
     index: int = 0
@@ -61,11 +56,6 @@ class Unit:
     Args:
         index: of the case in its cohort; or of the loader's batch, in a bundle whose loader decides what a batch is.
         part: of the case's masks.
-
-    Example::
-
-        >>> Unit(4).index, Unit(4).part
-        (4, Part(index=0, count=1))
     """
 
     index: int
@@ -88,13 +78,6 @@ def units(count: int, num_workers: int = 1, split: str = "auto") -> list[Unit]:
 
     Raises:
         ValueError: when an argument is out of its range.
-
-    Example::
-
-        >>> [unit.index for unit in units(4)[1::2]]  # what the second of two workers takes
-        [1, 3]
-        >>> len(units(1, num_workers=3, split="masks"))
-        3
     """
     whole_numbers("num_workers", num_workers, 1)
     split = check_option("split", split, _SPLITS)
@@ -115,13 +98,6 @@ def check_rank(rank: int, world_size: int) -> None:
 
     Raises:
         ValueError: when the process does not exist.
-
-    Example::
-
-        >>> check_rank(2, 2)
-        Traceback (most recent call last):
-            ...
-        ValueError: `rank` must be in [0, 2), the number of processes, got 2
     """
     whole_numbers("world_size", world_size, 1)
     if rank not in range(world_size):

@@ -155,13 +155,6 @@ class Loop(Engine):
 class LoopExplainer:
     """Explains the batches of a loop, each when this is called, and has written their maps when it returns.
 
-    Example::
-
-        with ms.attach(network, output_dir="maps", loader=loader, inferer=inferer) as explain:
-            for batch in loader:
-                prediction = inferer(batch["image"], network)
-                explain(batch, prediction)
-
     Args:
         handler: explains.
         loop: takes the place of an engine: the handler is attached to it.

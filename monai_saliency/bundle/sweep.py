@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from monai_saliency.bundle.command import settings_of
 from monai_saliency.handlers.summary import Summary, figures
-from monai_saliency.metrics.agreement import read_map
+from monai_saliency.metrics.agreement import correlation, read_map
 from monai_saliency.storage.files import atomic_path
-from monai_saliency.storage.tables import CaseTable, Failures, cell
+from monai_saliency.storage.tables import CaseTable, Failures, write_csv
 from monai_saliency.utils.arguments import require
 
 if TYPE_CHECKING:
@@ -34,9 +33,6 @@ FIGURES: tuple[str, ...] = (
     "hits",
 )
 FIGURES += ("agreement", "compared")
-
-# So many voxels, drawn at random, give the correlation over all voxels to about 0.002.
-_VOXELS = 2**18
 
 
 @dataclass
@@ -108,14 +104,12 @@ class Sweep:
     def write(self, folder: str | Path) -> list[Path]:
         """Write ``sweep.csv``, with a row for each setting, and ``sweep.png``."""
         ids = list(dict.fromkeys(name for setting in self.settings for name in setting.values))
-        rows: list[list[Any]] = [["setting", *ids, *FIGURES]]
+        rows = []
         for setting in self.settings:
-            figures = [setting.figures.get(name) for name in FIGURES]
-            rows.append([setting.name, *(setting.values.get(name, "") for name in ids)])
-            rows[-1] += ["" if value is None else f"{value:.10g}" for value in figures]
+            figures = {name: f"{value:.10g}" for name, value in setting.figures.items()}
+            rows.append({"setting": setting.name, **setting.values, **figures})
         table, picture = Path(folder) / "sweep.csv", Path(folder) / "sweep.png"
-        with atomic_path(table) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(map(cell, row) for row in rows)
+        write_csv(table, ["setting", *ids, *FIGURES], rows)
         with atomic_path(picture) as temporary:
             plot_sweep(self).savefig(temporary, dpi=100)
         return [table, picture]
@@ -161,27 +155,22 @@ def _settings(sweep_dir: Path) -> list[Setting]:
 
 def _correlation(setting: Setting, reference: Setting, case: str) -> list[float]:
     """The mean correlation of two settings' maps of a case; empty where they have nothing to compare."""
-    ours, theirs = dict(_maps(setting, case)), dict(_maps(reference, case))
-    values = [float(ours[key] @ theirs[key]) for key in ours if key in theirs]
-    return [float(np.mean(values))] if values else []
+    ours, theirs = _maps(setting, case), _maps(reference, case)
+    values = np.array([float(correlation(ours[key], theirs[key])) for key in ours if key in theirs])
+    known = values[np.isfinite(values)]  # a constant map has no correlation with anything
+    return [float(known.mean())] if len(known) else []
 
 
-def _maps(setting: Setting, case: str) -> Iterator[tuple[Any, np.ndarray]]:
-    """The class, channel and shape of each map of a case, with its voxels scaled to mean 0 and norm 1."""
+def _maps(setting: Setting, case: str) -> dict[Any, torch.Tensor]:
+    """The maps ``(1, N)`` of a case, by class, channel and shape."""
     rows = [row for row in setting.rows if row["case"] == case]
     path = setting.folder / f"{case}_saliency.nii.gz"
     if not rows or not path.is_file():
-        return
+        return {}
     voxels, _ = read_map(path)
     maps = [voxels] if len(rows) == 1 else np.moveaxis(voxels, -1, 0)
-    for row, each in zip(rows, maps, strict=False):
-        values = each.ravel()
-        if values.size > _VOXELS:
-            values = values[np.random.default_rng(0).integers(values.size, size=_VOXELS)]
-        # A constant map has no correlation with anything.
-        if np.isfinite(values).all() and values.min() < values.max():
-            centred = values.astype(np.float64) - values.mean(dtype=np.float64)
-            yield (row["class"], row["channel"], each.shape), centred / np.linalg.norm(centred)
+    each = zip(rows, maps, strict=False)
+    return {(row["class"], row["channel"], own.shape): torch.tensor(own.reshape(1, -1)).double() for row, own in each}
 
 
 def plot_sweep(sweep: Sweep) -> Figure:

@@ -101,10 +101,6 @@ def make_cohort(
     run leaves nothing under ``dataset_dir``. A folder that already holds a ``dataset.json`` is not changed, whatever
     its seed and number of scans; remove it to make another one.
 
-    Example::
-
-        datalist = make_cohort("demo", num_scans=8)
-
     Args:
         dataset_dir: the folder to make.
         num_scans: the number of scans, at most 100,000.

@@ -59,7 +59,7 @@ class _Guarded(Dataset):
                 )
             # A worker process would never tell that an item cannot be pickled, and its consumer would wait for ever.
             return pickle.dumps(item) if self.packed else item
-        except (Exception, SystemExit) as error:  # no signal ends the program in a worker's thread
+        except Exception as error:
             failed = _Failed.of(error, self.names[index])
             return pickle.dumps(failed) if self.packed else failed
 

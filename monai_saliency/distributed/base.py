@@ -45,12 +45,6 @@ class Engine(ABC):
         waits: whether :meth:`run` returns when all processes are done, rather than this one.
         speaks: whether this process, once :meth:`run` has returned, reports the figures of the whole cohort. Where
             processes do not wait for each other, each does.
-
-    Example::
-
-        >>> from monai_saliency.distributed import TorchrunEngine
-        >>> isinstance(TorchrunEngine(), Engine)
-        True
     """
 
     waits = True
@@ -68,13 +62,6 @@ class RankEngine(Engine):
         rank: the number of this process, from 0.
         world_size: how many processes share the cohort.
         split: what the processes share: ``"auto"``, ``"cases"`` or ``"masks"`` (:func:`monai_saliency.sharding.units`).
-
-    Example::
-
-        >>> from monai_saliency.sharding import units
-        >>> engine = RankEngine(rank=1, world_size=3)
-        >>> [unit.index for unit in units(5)[engine.rank :: engine.world_size]]
-        [1, 4]
     """
 
     waits = False
@@ -115,18 +102,6 @@ class Cohort:
 
     Attributes:
         explainer: explains the cases; it knows which have a map, and which wait for another process.
-
-    Example::
-
-        >>> import torch
-        >>> from monai.engines import SupervisedEvaluator
-        >>> import monai_saliency as ms
-        >>> network, data = torch.nn.Flatten(), [{"image": torch.rand(1, 1, 2, 2)}]
-        >>> evaluator = SupervisedEvaluator(torch.device("cpu"), data, network)
-        >>> explain = ms.sliding_window(1, target=ms.ClassScore([0], "none"))
-        >>> handler = ms.handlers.SaliencyHandler(explain, network, lambda item: item)
-        >>> len(Cohort(evaluator, handler, evaluator.run))
-        1
     """
 
     def __init__(
@@ -249,11 +224,6 @@ def local_device() -> torch.device:
     """The device of this process: the GPU of the node with the process's number on it, or the CPU.
 
     A GPU becomes the current one, so that what a bundle puts on just ``cuda`` lies there too.
-
-    Example::
-
-        >>> local_device().type in ("cpu", "cuda")
-        True
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")

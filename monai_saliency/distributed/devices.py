@@ -5,7 +5,7 @@ network for each. If a forward takes milliseconds, one process for each GPU (``t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from monai.inferers import Inferer
 
-from monai_saliency.cases import Case
 from monai_saliency.distributed.base import Cohort, Engine
 from monai_saliency.errors import AdviceError
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Cancelled, evaluating
-from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
+from monai_saliency.inferers.inferer import Job, PerturbationInferer, Sharing
 from monai_saliency.inferers.sharing import WorkerScores, take_scores
 from monai_saliency.sharding import WHOLE, Part, units
 from monai_saliency.storage.score_store import CaseScores
@@ -88,33 +87,22 @@ class MasksOverDevices(Sharing):
     def __init__(self, devices: Sequence[str | torch.device]) -> None:
         self.devices = _existing(devices)
 
-    def score(
-        self,
-        inferer: PerturbationInferer,
-        inputs: Any,
-        network: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        cases: Sequence[Case] | None,
-        stored: Sequence[CaseScores] | None,
-        part: Part | None,
-    ) -> list[CaseState]:
+    def score(self, inferer: PerturbationInferer, job: Job) -> list[CaseState]:
         """Score a batch of images; see :meth:`Sharing.score <monai_saliency.inferers.inferer.Sharing.score>`.
 
         Raises:
             ValueError: when the inputs lie elsewhere or the network cannot be copied.
         """
-        part, count = part or WHOLE, len(self.devices)
-        here = inferer.inputs.split(inputs).images.device
+        part, count = job.part or WHOLE, len(self.devices)
+        here = inferer.inputs.split(job.inputs).images.device
         if here not in self.devices:
             raise ValueError(
                 f"the inputs lie on {here}, which is not in `devices` ({', '.join(map(str, self.devices))}): add it, "
                 f"or move them to one (--device \"$torch.device('{self.devices[0]}')\")"
             )
         first, threads = self.devices.index(here), _Threads(count)
-        with evaluating(network), ThreadPoolExecutor(count, "monai_saliency-device") as pool:
-            networks = _copies(network, self.devices)
+        with evaluating(job.network), ThreadPoolExecutor(count, "monai_saliency-device") as pool:
+            networks = _copies(job.network, self.devices)
             futures: list[Future[list[CaseState]]] = []
             try:
                 for number, device in enumerate(self.devices):
@@ -122,15 +110,17 @@ class MasksOverDevices(Sharing):
                         inferer=_on_device(inferer.inferer, device),
                         progress=inferer.progress if number == first else False,
                     )
-                    settings: dict[str, Any] = {
-                        "cases": cases and [replace(case, labels=_moved(case.labels, device)) for case in cases],
-                        "stored": stored and [CaseScores(each.folder) for each in stored],
-                        "part": Part(part.index * count + number, part.count * count),
-                        "meet": threads.meeting(number),
-                        "guard": threads.guard,
-                    }
-                    given, more, named = (_moved(each, device) for each in (inputs, args, kwargs))
-                    futures.append(pool.submit(own.score_here, given, networks[number], more, named, **settings))
+                    share = replace(
+                        job,
+                        inputs=_moved(job.inputs, device),
+                        network=networks[number],
+                        args=_moved(job.args, device),
+                        kwargs=_moved(job.kwargs, device),
+                        cases=job.cases and [replace(each, labels=_moved(each.labels, device)) for each in job.cases],
+                        stored=job.stored and [CaseScores(each.folder) for each in job.stored],
+                        part=Part(part.index * count + number, part.count * count),
+                    )
+                    futures.append(pool.submit(own.score_here, share, threads.meeting(number), threads.guard))
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
                 # After an error, or Ctrl-C, the rest of the others' shares is of no use.

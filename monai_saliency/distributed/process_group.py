@@ -8,6 +8,7 @@ engines use this: :mod:`~monai_saliency.distributed.lightning`, :mod:`~monai_sal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
+from monai_saliency.inferers.inferer import Job, PerturbationInferer, Sharing
 from monai_saliency.inferers.row_check import RowsDepend
 from monai_saliency.inferers.sharing import WorkerScores, take_scores
 from monai_saliency.sharding import Part, rank_of
-from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.utils.arguments import check_option
 from monai_saliency.utils.tensors import with_meta_of
 
@@ -117,23 +117,12 @@ class MasksOverRanks(Sharing):
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
 
-    def score(
-        self,
-        inferer: PerturbationInferer,
-        inputs: Any,
-        network: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        cases: Sequence[Case] | None,
-        stored: Sequence[CaseScores] | None,
-        part: Part | None,
-    ) -> list[CaseState]:
+    def score(self, inferer: PerturbationInferer, job: Job) -> list[CaseState]:
         """Score a batch of images; see :meth:`Sharing.score <monai_saliency.inferers.inferer.Sharing.score>`."""
-        network = _unwrapped(network)
+        job = replace(job, network=_unwrapped(job.network))
         rank, count = rank_of(self.group)
-        if part is not None or count == 1:
-            return inferer.score_here(inputs, network, args, kwargs, cases=cases, stored=stored, part=part)
+        if job.part is not None or count == 1:
+            return inferer.score_here(job)
         met = False
 
         def meet(states: Sequence[CaseState]) -> None:
@@ -147,8 +136,7 @@ class MasksOverRanks(Sharing):
             met = all(state.complete for state in states)
 
         try:
-            mine = Part(rank, count)
-            return inferer.score_here(inputs, network, args, kwargs, cases=cases, stored=stored, part=mine, meet=meet)
+            return inferer.score_here(replace(job, part=Part(rank, count)), meet)
         except Exception as error:
             if not met:
                 from_all_ranks(None, error, self.group)

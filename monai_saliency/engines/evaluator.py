@@ -248,15 +248,6 @@ def show_cause_only(debug: bool = False) -> None:
 
     Args:
         debug: print the traceback before that line, as ``--debug`` does.
-
-    Example::
-
-        >>> import sys
-        >>> before = sys.excepthook
-        >>> show_cause_only()
-        >>> changed, sys.excepthook = sys.excepthook is not before, before
-        >>> changed
-        True
     """
     previous = getattr(sys.excepthook, "previous", sys.excepthook)
 

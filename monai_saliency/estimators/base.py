@@ -1,7 +1,7 @@
 """The contract of estimators: a map from the scores of N masks, an array ``(N, K)``.
 
 :class:`ScoreState` collects the scores of a run. It stores no image and no full-size mask, so its memory does not
-depend on the image. Scores of different ranges of masks merge in any order to the same state, and so the same map.
+depend on the image. Scores come in any order and any division, and make the same map.
 """
 
 from __future__ import annotations
@@ -58,17 +58,6 @@ class ScoreState:
         ids: the masks of all rounds so far, in order, N of them.
         scores: ``(N, K)``, one row per mask, in the precision of ``reference_scores``; 0 where a mask has no score yet.
         seen: bool ``(N,)``, the masks that have a score.
-
-    Example::
-
-        >>> import torch
-        >>> from monai_saliency.estimators import OcclusionScoring
-        >>> from monai_saliency.masks import SlidingWindowMasks
-        >>> masks = SlidingWindowMasks((1, 2), (1, 2)).bind(torch.zeros(1, 1, 6))
-        >>> state = OcclusionScoring().start(masks, torch.tensor([5.0]))
-        >>> state.update(range(3), torch.tensor([[5.0], [1.0], [4.0]]))
-        >>> state.compute().tolist()  # hiding the second window takes 4 of the score, the third 1
-        [[[0.0, 0.0, 4.0, 4.0, 1.0, 1.0]]]
     """
 
     def __init__(self, estimator: Estimator, masks: BoundMasks, reference_scores: Tensor) -> None:
@@ -116,16 +105,6 @@ class ScoreState:
         places = slice(rows.start, rows.stop) if isinstance(rows, range) and rows.step == 1 else list(rows)
         self.scores[places] = scores.to(self.scores)
         self.seen[places] = True
-
-    def merge(self, other: ScoreState) -> None:
-        """Add the scores of another state of the same case; a ValueError if it has other masks or values."""
-        if other.scores.shape != self.scores.shape or other.masks.key != self.masks.key:
-            raise ValueError(
-                f"only states of one case merge: {tuple(self.scores.shape)} scores of {self.masks.key} met "
-                f"{tuple(other.scores.shape)} of {other.masks.key}"
-            )
-        rows = other.seen.nonzero().flatten().tolist()
-        self.update(rows, other.scores[rows])
 
     def compute(self) -> Tensor:
         """The map from the scores so far; a ValueError if no mask has a score."""

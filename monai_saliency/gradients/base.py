@@ -28,15 +28,6 @@ class GradientMethod(ABC):
 
     Attributes:
         meaning: what the values of the map are.
-
-    Example::
-
-        >>> from monai_saliency.gradients import IntegratedGradients
-        >>> method = IntegratedGradients(steps=4)
-        >>> isinstance(method, GradientMethod), len(method)
-        (True, 4)
-        >>> round(float(method.weights().sum()), 6)
-        1.0
     """
 
     meaning: Meaning

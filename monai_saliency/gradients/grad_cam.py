@@ -52,16 +52,6 @@ class GradCAM(GradientMethod):
             pooling of a classifier, and the bottom of a U-Net. With a class token it is the last one whose other tokens
             have a part in the score. It is named in the log. Of a layer that runs several times in a call, such as a
             ReLU that blocks share, the coarsest output is read, and of equally coarse ones the last.
-
-    Example::
-
-        >>> import torch
-        >>> network = torch.nn.Sequential(torch.nn.AvgPool2d(2), torch.nn.ReLU(), torch.nn.Flatten())
-        >>> images = torch.ones(1, 1, 4, 4, requires_grad=True)
-        >>> with GradCAM().watching(network, images) as watched:
-        ...     output = network(images)
-        >>> [layer.name for layer in watched.layers]
-        ['1']
     """
 
     meaning = Meaning("Grad-CAM, without sign", 0.0, in_score_unit=False, signed=False)

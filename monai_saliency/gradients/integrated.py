@@ -26,14 +26,6 @@ class IntegratedGradients(GradientMethod):
 
     Raises:
         ValueError: when ``steps`` is not a whole number of at least 1.
-
-    Example::
-
-        >>> import torch
-        >>> method = IntegratedGradients(2)
-        >>> image, fill = torch.ones(1, 1, 1), torch.zeros(1, 1, 1)
-        >>> [round(float(each), 3) for each in method.images(image, fill, range(2))]
-        [0.211, 0.789]
     """
 
     meaning = Meaning("integrated gradients: the voxel's share of the change of the score", 0.0, in_score_unit=False)

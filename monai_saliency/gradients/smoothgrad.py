@@ -39,14 +39,6 @@ class SmoothGrad(GradientMethod):
 
     Raises:
         ValueError: for other settings.
-
-    Example::
-
-        >>> import torch
-        >>> method, image = SmoothGrad(3, 0.1), torch.rand(1, 4, 4)
-        >>> noisy = method.images(image, 0 * image, range(3))
-        >>> torch.equal(noisy[1:2], method.images(image, 0 * image, [1]))
-        True
     """
 
     def __init__(

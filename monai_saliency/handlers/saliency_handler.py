@@ -241,13 +241,11 @@ class SaliencyHandler:
         """The cohort's first loadable cases, each an image ``(1, C, *spatial)`` of the type of ``like``."""
         dataset: Any = getattr(self._loader, "cohort", getattr(self._loader, "dataset", None))
         for index in range(min(_FIRST, len(dataset)) if isinstance(dataset, Sized) else 0):
-            with ThreadPoolExecutor(1) as pool:  # no signal ends the program there, only a transform
-                loaded = pool.submit(dataset.__getitem__, index)
             try:
-                item = {"case": str(index), **loaded.result()}
+                item = {"case": str(index), **dataset[index]}
                 item.setdefault(self.label_key, item.get(label_key))
                 yield plain(item[self.image_key])[None].to(plain(like)), self._case_of(item, None)
-            except (Exception, SystemExit) as error:
+            except Exception as error:
                 logger.info("case %d of the cohort is left out of the first cases: %s", index, error)
 
     def _predictions(self, engine: Engine, count: int) -> Sequence[Any] | None:
@@ -301,11 +299,11 @@ class SaliencyHandler:
         return label_on_grid(item, self.image_key)
 
     @contextmanager
-    def _listing(self, case: str, kinds: Any = Exception) -> Iterator[None]:
+    def _listing(self, case: str) -> Iterator[None]:
         """List a case that fails; without a list, raise the error with its name."""
         try:
             yield
-        except kinds as error:
+        except Exception as error:
             if self.failures is not None:
                 self.failures.add(case, "explain", error)
             elif isinstance(root_cause(error), OutputError):
@@ -317,8 +315,8 @@ class SaliencyHandler:
         self, item: dict[Any, Any], explanation: Explanation, took: Callable[[], float], mark: str, trust: Sequence[Any]
     ) -> None:
         """Write a case, in the background."""
-        # In this thread no signal ends the program. It has its own mode, and never needs gradients.
-        with self._listing(explanation.name, (Exception, SystemExit)), torch.no_grad(), stage("save"):
+        # This thread has its own mode, and never needs gradients.
+        with self._listing(explanation.name), torch.no_grad(), stage("save"):
             seconds = took()  # and the copies are there
             for key in {self.saliency_key, self.standard_error_key, "disagreement"} & item.keys():
                 item[key] = MetaTensor(item[key]).copy_meta_from(item[self.image_key])

@@ -29,7 +29,7 @@ from monai_saliency.metrics.method_checks import RankAgreement, Repeatability, r
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.perturbation_curve import Deletion, Insertion
 from monai_saliency.metrics.plausibility import AUPRC, Leakage, MassInLabel, Pointing
-from monai_saliency.networks.runtime import network_fingerprint, network_key
+from monai_saliency.networks.runtime import network_key
 from monai_saliency.storage.key import fingerprint, scores_key
 from monai_saliency.storage.label_maps import label_problem, load_label, on_image
 from monai_saliency.storage.tables import TRUST_COLUMNS, CaseTable
@@ -75,7 +75,6 @@ class Trust:
     def __init__(self, steps: int = 20, seed: int = 1) -> None:
         self.steps = whole_number("steps", steps, 1)
         self.seed = whole_number("seed", seed, 0)
-        self._randomised: tuple[str, torch.nn.Module] | None = None
 
     def rows(self, case: Trusted, table: CaseTable) -> list[dict[str, Any]]:
         """The figures of each map of a case: from the table if they are of the same map, else measured."""
@@ -117,13 +116,6 @@ class Trust:
         """
         with torch.no_grad(), stage("trust"):
             return _Figures(case, self).rows(mark)
-
-    def randomised(self, network: Any) -> torch.nn.Module:
-        """A copy of the network at random weights, which is kept for the next case."""
-        known = network_fingerprint(network) if isinstance(network, torch.nn.Module) else None
-        if known is None or self._randomised is None or self._randomised[0] != known:
-            self._randomised = (known or "", randomised(network, self.seed))
-        return self._randomised[1]
 
 
 class _AsExplained(Target):
@@ -215,7 +207,8 @@ class _Figures:
         self.found[name] = RankAgreement().compute(self.maps, others)[0].tolist()
 
     def _other_network(self) -> None:
-        other = self._again(self.inferer, self.trust.randomised(self.given.network))
+        network: Any = self.given.network
+        other = self._again(self.inferer, randomised(network, self.trust.seed))
         self.found["randomised"] = resemblance(self.maps[0], other[0]).tolist()
         self.compared["_randomised"] = other
 

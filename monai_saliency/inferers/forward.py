@@ -25,7 +25,7 @@ from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath, check_rows, joined, read, rows
 from monai_saliency.utils.monai_private import before_forwards, tensor_version, tree_map
 
-__all__ = ["Cancelled", "Forward", "Guard", "evaluating", "has_no_mode", "known_of"]
+__all__ = ["Cancelled", "Forward", "Guard", "evaluating", "known_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -259,13 +259,3 @@ def _evaluate(module: torch.nn.Module, trained: dict[int, torch.nn.Module]) -> N
             module.eval()
         except NotImplementedError:  # the mode of an exported program is fixed, whatever this says
             module.training = False
-
-
-def has_no_mode(network: Any) -> bool:
-    """Whether a network is a program of ``torch.export``, whose mode was fixed when it was made."""
-    try:
-        if isinstance(network, torch.nn.Module):
-            network.train(network.training)
-    except NotImplementedError:
-        return True
-    return False

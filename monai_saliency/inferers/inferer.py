@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -41,10 +41,23 @@ from monai_saliency.utils.arguments import callable_network, instance, written
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["Meet", "PerturbationInferer", "Sharing", "explaining"]
+__all__ = ["Job", "Meet", "PerturbationInferer", "Sharing", "explaining"]
 
 #: gives cases the scores that other workers have; called at the end of each round
 Meet = Callable[[Sequence[CaseState]], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one call explains: images, the network, and what is known of the images."""
+
+    inputs: Any
+    network: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    cases: Sequence[Case] | None = None
+    stored: Sequence[CaseScores] | None = None
+    part: Part | None = None
 
 
 class PerturbationInferer(Inferer):
@@ -228,35 +241,21 @@ class PerturbationInferer(Inferer):
             return inferer.score(inputs, network.members, *args, cases=cases, stored=stored, part=part, **kwargs)
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
-        given: dict[str, Any] = {"cases": cases, "stored": stored, "part": part}
-        if self.sharing is None:
-            return self.score_here(inputs, network, args, kwargs, **given)
-        return self.sharing.score(self.replace(sharing=None), inputs, network, args, kwargs, **given)
+        job = Job(inputs, network, args, kwargs, cases, stored, part)
+        return self.score_here(job) if self.sharing is None else self.sharing.score(self.replace(sharing=None), job)
 
-    def score_here(
-        self,
-        inputs: Any,
-        network: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        cases: Sequence[Case] | None = None,
-        stored: Sequence[CaseScores] | None = None,
-        part: Part | None = None,
-        meet: Meet | None = None,
-        guard: Guard | None = None,
-    ) -> list[CaseState]:
+    def score_here(self, job: Job, meet: Meet | None = None, guard: Guard | None = None) -> list[CaseState]:
         """Score in this thread; what a :class:`Sharing` calls for its workers."""
-        forward, part = self.forward(network, args, kwargs, guard), part or WHOLE
-        with torch.no_grad(), evaluating(network), following(self.progress) as progress:
+        forward, part = self.forward(job.network, job.args, job.kwargs, guard), job.part or WHOLE
+        with torch.no_grad(), evaluating(job.network), following(self.progress) as progress:
             try:
-                return self._score(forward, *self.start(inputs, cases, stored), part, meet, progress)
+                return self._score(forward, *self.start(job.inputs, job.cases, job.stored), part, meet, progress)
             except RowsDepend as error:
                 found = str(error)
             # Scores of batches must not be taken for scores of single images.
-            say_once(network, "images go through the network one at a time, which takes longer", found)
-            alone = stored and [each.one_by_one() for each in stored]
-            return self._score(forward, *self.start(inputs, cases, alone), part, meet, progress, one_by_one=True)
+            say_once(job.network, "images go through the network one at a time, which takes longer", found)
+            alone = job.stored and [each.one_by_one() for each in job.stored]
+            return self._score(forward, *self.start(job.inputs, job.cases, alone), part, meet, progress, True)
 
     def forward(self, network: Any, args: Sequence[Any], kwargs: Any, guard: Guard | None) -> Forward:
         """The seam around the calls of a network."""
@@ -348,18 +347,7 @@ class Sharing(ABC):
     """How several workers share the masks of a batch of images."""
 
     @abstractmethod
-    def score(
-        self,
-        inferer: PerturbationInferer,
-        inputs: Any,
-        network: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        cases: Sequence[Case] | None,
-        stored: Sequence[CaseScores] | None,
-        part: Part | None,
-    ) -> list[CaseState]:
+    def score(self, inferer: PerturbationInferer, job: Job) -> list[CaseState]:
         """Score a batch of images together with other workers."""
 
 

@@ -149,7 +149,7 @@ class RememberedPatches(Scoring):
         # Batches that will give some slots, if nothing is forgotten: each once.
         needed = {slot // self.batch_size for swap in swaps for slot in swap[1:] if slot not in self.memory}
         total = self.done + sum(len(self._slots_of(number)) for number in needed)
-        return Plan(total, self.done, self.num_patches, f"at least {{}} patch forwards, {self.done} of them done")
+        return Plan(total, self.done, self.num_patches)
 
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], None]) -> None:
         self._advance = advance

@@ -51,7 +51,6 @@ class Progress:
         """Begin a round of some cases; before the first one, what the cohort costs is reported."""
         names, left = ", ".join(state.case.name for state in states), plan.total - plan.done
         further = sum(state.masks.at_most + 1 - state.num_rows for state in states if state.masks.in_rounds)
-        logger.debug("%s: %s, up to %d more masks later", names, plan.words.format(plan.total), further)
         self._words = names if self.cases is None else f"{self.place}, {names}"
         if number > 0 or self._expected:
             return

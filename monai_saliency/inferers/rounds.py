@@ -12,10 +12,9 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 
-from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import HIDDEN, CaseState
-from monai_saliency.inferers.forward import Cancelled, Forward, has_no_mode
-from monai_saliency.inferers.row_check import RowCheck, RowsDepend, Seen, run_alone
+from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.row_check import RowCheck, Seen, run_alone
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import rows
 from monai_saliency.sharding import Part
@@ -87,7 +86,6 @@ class Plan(NamedTuple):
     total: int
     done: int = 0
     per_prediction: int = 1
-    words: str = "{} forwards"
 
 
 class Scoring(ABC):
@@ -180,19 +178,10 @@ class WholeImages(Scoring):
             offset += stop - start
 
     def _forward(self, batch: Sequence[Rows]) -> Any:
-        first, start, _ = batch[0]
+        first = batch[0][0]
         name, counts = self.states[first].case.name, [(index, stop - start) for index, start, stop in batch]
         self._version = tensor_version(self.batch)
-        try:
-            return self.forward.images(self.batch, self.split, counts, name, self._hidden(batch))
-        except (Cancelled, CaseError):
-            raise
-        except Exception as error:
-            # A program of `torch.export` may take single images only.
-            if len(self.batch) > 1 and start == 0 and has_no_mode(self.forward.network):
-                problem = f"the network takes no batch of {len(self.batch)} images ({type(error).__name__}: {error})"
-                raise RowsDepend(name, problem) from error
-            raise
+        return self.forward.images(self.batch, self.split, counts, name, self._hidden(batch))
 
     def _hidden(self, batch: Sequence[Rows]) -> np.ndarray | None:
         """Which numbers each row of a batch hides; None where the image alone is hidden."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
-from monai_saliency.inferers.inferer import Meet, PerturbationInferer
+from monai_saliency.inferers.inferer import Job, Meet, PerturbationInferer
 from monai_saliency.inferers.row_check import RowCheck
 from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.networks.inputs import SplitInputs
-from monai_saliency.sharding import Part
 from monai_saliency.targets.base import Target
 from monai_saliency.targets.recalibrated import Recalibrated
 
@@ -63,27 +61,15 @@ class WholeMethodInferer(PerturbationInferer):
         del changed["method"]
         return PerturbationInferer(**changed)
 
-    def score_here(
-        self,
-        inputs: Any,
-        network: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        cases: Sequence[Case] | None = None,
-        part: Part | None = None,
-        meet: Meet | None = None,
-        guard: Guard | None = None,
-        **_: Any,
-    ) -> list[CaseState]:
-        if meet is not None or (part is not None and part.count > 1):
+    def score_here(self, job: Job, meet: Meet | None = None, guard: Guard | None = None) -> list[CaseState]:
+        if meet is not None or (job.part is not None and job.part.count > 1):
             raise ValueError(
                 f"the {self.samples} of {type(self.method).__name__} cannot be shared between workers: let these share "
                 "cases (--saliency_split cases)"
             )
-        forward = self.forward(network, args, kwargs, guard)
-        with torch.no_grad(), evaluating(network):
-            states, split = self.start(inputs, cases)
+        forward = self.forward(job.network, job.args, job.kwargs, guard)
+        with torch.no_grad(), evaluating(job.network):
+            states, split = self.start(job.inputs, job.cases)
             for index in range(len(states)):
                 self.explain_case(forward, states, split, index)
         return states

@@ -35,16 +35,6 @@ class GridMasks(Masks):
 
     Raises:
         ValueError: for settings out of range or that contradict each other, and (from ``bind``) when they do not fit.
-
-    Example::
-
-        >>> import torch
-        >>> from monai_saliency.masks import GridMasks
-        >>> bound = GridMasks(num_masks=100, grid_size=2).bind(torch.zeros(1, 1, 5))
-        >>> bound.index.tolist()  # the cell of each voxel, counted from 1
-        [[1, 1, 1, 2, 2]]
-        >>> bound.codes([0])["coalition"].tolist(), bound.render([0])[0, 0].tolist()
-        ([[False, True]], [[0.0, 0.0, 0.0, 1.0, 1.0]])
     """
 
     by_region = True
@@ -99,12 +89,6 @@ class SubsetMasks(GridMasks):
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when the grid has fewer cells than ``num_hidden``.
-
-    Example::
-
-        >>> bound = SubsetMasks(num_masks=3, num_hidden=2, grid_size=2).bind(torch.zeros(1, 4, 4))
-        >>> (1 - bound.render(range(3))).sum((1, 2, 3)).tolist()  # two cells of four voxels
-        [8.0, 8.0, 8.0]
     """
 
     def __init__(

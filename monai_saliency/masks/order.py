@@ -33,14 +33,6 @@ class OrderMasks(Masks):
 
     Raises:
         ValueError: for a map that is not finite, a label map on another grid, and (from ``bind``) an image on another.
-
-    Example::
-
-        >>> bound = OrderMasks(torch.tensor([[4.0, 3.0], [1.0, 1.0]]), steps=4).bind(torch.zeros(1, 2, 2))
-        >>> bound.render(range(len(bound)))[:, 0].flatten(1).tolist()  # the two lowest go at once
-        [[0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
-        >>> bound.hidden_fractions
-        [0.25, 0.5, 1.0]
     """
 
     def __init__(self, saliency: Tensor, steps: int = 20, keep: bool = False, regions: Tensor | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from monai_saliency.estimators.base import Estimator
 from monai_saliency.gradients.grad_cam import GradCAM
 from monai_saliency.gradients.integrated import IntegratedGradients
 from monai_saliency.gradients.smoothgrad import SmoothGrad
@@ -16,18 +15,12 @@ __all__ = ["grad_cam", "integrated_gradients", "smoothgrad"]
 
 
 @method
-def integrated_gradients(
-    steps: int = 50, *, target: TargetLike = None, estimator: Estimator | None = None, **settings: Any
-) -> PerturbationInferer:
+def integrated_gradients(steps: int = 50, *, target: TargetLike = None, **settings: Any) -> PerturbationInferer:
     """Integrated gradients (Sundararajan, Taly and Yan, ICML 2017): a white-box map that sums to what the scores of the
     image and of its fill differ by.
 
     Args:
         steps: points on the way from the fill to the image.
-        estimator: there is none; leave it out.
-
-    Raises:
-        ValueError: for an estimator.
 
     Example::
 
@@ -37,7 +30,7 @@ def integrated_gradients(
         >>> explain(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.nn.Flatten()).tolist()  # the score is the first voxel
         [[[[1.0, 0.0, 0.0]]]]
     """
-    return GradientInferer(IntegratedGradients(steps), target, estimator=estimator, **settings)
+    return GradientInferer(IntegratedGradients(steps), target, **settings)
 
 
 @method
@@ -48,7 +41,6 @@ def smoothgrad(
     reading: str = "times_input",
     *,
     target: TargetLike = None,
-    estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
     """SmoothGrad (Smilkov et al., 2017): a white-box map, the mean derivative of the score over copies of the image
@@ -60,10 +52,6 @@ def smoothgrad(
         seed: of the noise.
         reading: ``"times_input"``, ``"absolute"`` (as in the paper's pictures) or ``"signed"``, see
             :class:`~monai_saliency.gradients.SmoothGrad`.
-        estimator: there is none; leave it out.
-
-    Raises:
-        ValueError: for an estimator.
 
     Example::
 
@@ -74,23 +62,17 @@ def smoothgrad(
         [[[[0.0, 0.0, 3.0]]]]
     """
     method = SmoothGrad(num_samples, noise_level, seed, reading)
-    return GradientInferer(method, target, estimator=estimator, **settings)
+    return GradientInferer(method, target, **settings)
 
 
 @method
-def grad_cam(
-    target_layer: str | None = None, *, target: TargetLike = None, estimator: Estimator | None = None, **settings: Any
-) -> PerturbationInferer:
+def grad_cam(target_layer: str | None = None, *, target: TargetLike = None, **settings: Any) -> PerturbationInferer:
     """Grad-CAM (Selvaraju et al., ICCV 2017): a white-box map, the activations of a layer, weighted by the derivative
     of the score. The value has no sign and is not in the score's unit.
 
     Args:
         target_layer: the layer's name; by default the last of the coarsest layers. In-place layers, channels last and
             tokens: see :class:`~monai_saliency.gradients.GradCAM`.
-        estimator: there is none; leave it out.
-
-    Raises:
-        ValueError: for an estimator.
 
     Example::
 
@@ -101,4 +83,4 @@ def grad_cam(
         >>> explain(torch.rand(1, 1, 4, 4), network).shape
         torch.Size([1, 1, 4, 4])
     """
-    return GradientInferer(GradCAM(target_layer), target, estimator=estimator, **settings)
+    return GradientInferer(GradCAM(target_layer), target, **settings)

@@ -18,28 +18,24 @@ from monai_saliency.storage.files import load_scan
 from monai_saliency.utils.arguments import a_path, number
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["CaseComparison", "Comparison", "MapAgreement", "compare", "map_agreement", "rank_correlation", "read_map"]
+__all__ = ["CaseComparison", "Comparison", "MapAgreement", "compare", "correlation", "map_agreement"]
+__all__ += ["rank_correlation", "read_map"]
 
 _SUFFIX = "_saliency.nii.gz"
 
 
 def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Spearman's rank correlation ``(n,)`` of rows ``(n, N)``, in [-1, 1]; NaN where all values of a row are equal.
-
-    Example::
-
-        >>> rank_correlation(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[2.0, 9.0, 5.0]])).tolist()
-        [0.5]
-    """
+    """Spearman's rank correlation ``(n,)`` of rows ``(n, N)``, in [-1, 1]; NaN where all values of a row are equal."""
     ranks = (torch.from_numpy(rankdata(rows.numpy(force=True), axis=1)) for rows in (first, second))
-    return _correlation(*ranks).to(first.device, accumulation_dtype(first.device))
+    return correlation(*ranks).to(first.device, accumulation_dtype(first.device))
 
 
-def _correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Pearson's correlation ``(n,)`` of rows ``(n, N)``, in [-1, 1]; NaN where all values of a row are equal."""
     ours, theirs = (rows - rows.mean(1, keepdim=True) for rows in (first, second))
     size = ((ours**2).sum(1) * (theirs**2).sum(1)).sqrt()
-    return torch.where(size > 0, (ours * theirs).sum(1) / size, torch.nan)
+    varied = [(rows != rows[:, :1]).any(1) for rows in (first, second)]
+    return torch.where(varied[0] & varied[1], (ours * theirs).sum(1) / size, torch.nan)
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ def map_agreement(first: np.ndarray, second: np.ndarray, affine: np.ndarray, top
     overlap = float(MassInLabel().compute(highest[0].double(), highest[1])) if highest[0].any() else float("nan")
     peaks = [np.array([*peak_voxel(each), 0, 0][:3], np.float64) for each in (first, second)]
     return MapAgreement(
-        float(_correlation(*rows)),
+        float(correlation(*rows)),
         float(rank_correlation(*rows)),
         overlap,
         float(np.linalg.norm(affine[:3, :3] @ (peaks[0] - peaks[1]))),

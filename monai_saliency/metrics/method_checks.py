@@ -24,11 +24,6 @@ __all__ += ["Repeatability", "entropy", "randomised", "resemblance"]
 class RankAgreement(SaliencyMetric):
     """Spearman's rank correlation of two maps of one scan, such as maps of two seeds, fills or methods. In [-1, 1],
     higher is better. NaN where a map is flat.
-
-    Example::
-
-        >>> RankAgreement()(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([[[[2.0, 9.0, 5.0]]]])).tolist()
-        [[0.5]]
     """
 
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:

@@ -24,12 +24,6 @@ class PerturbationCurve:
     Attributes:
         fractions: ``(n,)``, the true share of voxels that are deleted or inserted, from 0 to 1, ascending.
         scores: ``(n,)``, in the score's unit; the probability also where the target explains its log-odds.
-
-    Example::
-
-        >>> import torch
-        >>> PerturbationCurve(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([1.0, 0.5, 0.0])).auc.item()
-        0.5
     """
 
     fractions: torch.Tensor

@@ -186,18 +186,6 @@ def network_fingerprint(network: Any, network_id: str | None = None) -> str | No
             a module that consists of importable classes and of plain values: TorchScript, hooks, lambdas, open files.
 
     It is None for a network that cannot be identified, whose results must not be used again.
-
-    Example::
-
-        >>> import torch
-        >>> network = torch.nn.Linear(2, 1)
-        >>> before = network_fingerprint(network)
-        >>> with torch.no_grad():
-        ...     _ = network.weight.add_(1)
-        >>> before == network_fingerprint(network)
-        False
-        >>> network_fingerprint(lambda images: images) is None
-        True
     """
     try:
         return network_key(network, network_id)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, TypeAlias, cast
 
 import filelock
 import lmdb
@@ -88,15 +88,6 @@ def _compact(value: Any) -> Any:
     """A tensor that holds no memory beyond its voxels: a view would be stored with all that it is a view of."""
     is_view = isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() != value.nbytes
     return value.clone() if is_view else value
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """The interface of a backend."""
-
-    def get(self, key: str) -> bytes | None: ...
-
-    def put(self, key: str, data: bytes) -> None: ...
 
 
 class MemoryBackend:
@@ -176,6 +167,8 @@ class LMDBBackend:
                     self.path.unlink(missing_ok=True)
                 raise OSError(errno.EIO, f"{type(error).__name__}: {error}", str(self.path)) from error
 
+
+Backend: TypeAlias = MemoryBackend | DiskBackend | LMDBBackend
 
 # No other thread is in a backend when a process forks, so that the child finds no open database and no held lock.
 _alone = threading.RLock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -23,7 +23,7 @@ __all__ = [
     "TRUST_COLUMNS",
     "CaseTable",
     "Failures",
-    "cell",
+    "write_csv",
 ]
 
 logger = logging.getLogger(__name__)
@@ -114,10 +114,7 @@ class CaseTable:
     def _write(self, rows: Sequence[dict[str, Any]]) -> None:
         has_further = any(row.get(name, "") != "" for row in rows for name in self.further)
         names = (*self.columns, *self.further) if has_further else self.columns
-        with atomic_path(self.path) as temporary, open(temporary, "w", **_ENCODED) as file:
-            writer = csv.DictWriter(file, names, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
+        write_csv(self.path, names, rows)
 
     def read(self) -> list[dict[str, str]]:
         """The rows of the file, sorted by case. Empty if the file is missing or belongs to another table.
@@ -136,7 +133,15 @@ class CaseTable:
         return [{name: row.get(name, "") for name in names} for row in found]
 
 
-def cell(value: Any) -> Any:
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a table with a header, whose texts a spreadsheet does not run as formulas."""
+    with atomic_path(path) as temporary, open(temporary, "w", **_ENCODED) as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+
+
+def _cell(value: Any) -> Any:
     """A value as written to a table's file: text that a spreadsheet would run gets an apostrophe in front."""
     if not isinstance(value, str):
         return value

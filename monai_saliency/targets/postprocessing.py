@@ -68,12 +68,6 @@ def read_postprocessing(transform: Any) -> dict[Any, Reading]:
 
     Returns:
         what the postprocessing does, by the key of the prediction.
-
-    Example::
-
-        >>> from monai.transforms import Activationsd, AsDiscreted, Compose
-        >>> read_postprocessing(Compose([Activationsd("pred", softmax=True), AsDiscreted("pred", argmax=True)]))
-        {'pred': Reading(activation='softmax', discrete='argmax', unread=None, threshold=0.5)}
     """
     readings: dict[Any, Reading] = {}
     for each in transform.flatten().transforms if isinstance(transform, Compose) else [transform]:

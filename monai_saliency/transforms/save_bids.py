@@ -64,10 +64,6 @@ class SaveBidsd(MapTransform):
         allow_missing_keys: whether items may lack a key.
         grid_key: items that have this key have maps that are not on their scan, and are left out.
         bids: whether to write; otherwise what an earlier run has written is removed.
-
-    Example::
-
-        case_writers("maps", bids=True)  # ends with SaveBidsd(["saliency", "standard_error", "disagreement"], "maps")
     """
 
     def __init__(

@@ -62,11 +62,6 @@ def case_writers(
     Raises:
         ValueError: when a setting is wrong.
         OptionalImportError: when ``dicom`` or ``dicom_seg`` is set and highdicom is not installed.
-
-    Example::
-
-        >>> [type(step).__name__ for step in case_writers("maps").transforms]
-        ['SaveSaliencyd', 'SaveSaliencyd', 'SaveRegionsd', 'SaveLabelRegionsd']
     """
     drawn: dict[str, Any] = {"picture": picture, "scale": picture_scale, "picture_format": picture_format}
     folder = a_path("output_dir", output_dir)

@@ -62,11 +62,6 @@ def trace(folder: str | Path) -> Iterator[None]:
     A trace of more would be too large to open. If a case has fewer masks than these batches hold, its map and the
     writing of its map are in the trace as well.
 
-    Example::
-
-        with trace("out/trace"):
-            maps = inferer(images, network)
-
     Args:
         folder: the folder of the trace file.
 

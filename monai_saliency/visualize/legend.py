@@ -186,18 +186,8 @@ def rounded_up(value: float) -> float:
 
 
 def is_noise(row: Mapping[str, Any]) -> bool:
-    """Whether chance alone can make a summary row's map (:meth:`Legend.may_be_chance`). A row of an earlier version has
-    no verdict, only its noise.
-    """
-    if CHANCE in str(row.get("verdict", "")):
-        return True
-    values = [row[name] for name in ("peak_saliency", "lowest_saliency") if row.get(name, "") != ""]
-    return row.get("noise", "") != "" and all(abs(float(each)) <= _TIMES_NOISE * float(row["noise"]) for each in values)
-
-
-def verdict_of(row: Mapping[str, Any]) -> str:
-    """The verdict on a summary row's map: a sentence if nothing matters or it may be chance, else empty."""
-    return str(row.get("verdict") or CHANCE * is_noise(row))
+    """Whether chance alone can make a summary row's map (:meth:`Legend.may_be_chance`)."""
+    return CHANCE in row.get("verdict", "")
 
 
 # Colours. -------------------------------------------------------------------------------------------------------------

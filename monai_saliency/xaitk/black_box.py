@@ -160,14 +160,6 @@ def as_method(found: Any) -> Callable[..., PerturbationInferer] | None:
 
     Returns:
         the method; None for anything else.
-
-    Example::
-
-        >>> from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
-        >>> from monai_saliency import ClassScore
-        >>> from monai_saliency.xaitk import as_method
-        >>> as_method(RISEStack)(n=50, s=4, p1=0.5, seed=0, target=ClassScore([1], "softmax")).method.get_config()["n"]
-        50
     """
     cls = found if inspect.isclass(found) else type(found)
     is_whole = issubclass(cls, GenerateImageClassifierBlackboxSaliency)

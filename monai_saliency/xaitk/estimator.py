@@ -10,7 +10,7 @@ from xaitk_saliency import GenerateClassifierConfidenceSaliency
 
 from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.masks.base import BoundMasks, Id
-from monai_saliency.utils.arguments import flag, instance
+from monai_saliency.utils.arguments import instance
 
 __all__ = ["ConfidenceScoring"]
 
@@ -23,12 +23,10 @@ class ConfidenceScoring(Estimator):
 
     Args:
         generator: makes maps of confidences; xaitk-saliency scales its maps to [-1, 1].
-        pixelwise: whether a value of the map depends on the masks at this voxel alone, as of all scorings that
-            xaitk-saliency comes with. Then it makes maps of volumes too.
 
     Raises:
-        ValueError: for another object, and (from ``compute``) when channels have masks of their own, for volumes unless
-            ``pixelwise``, and when it makes maps of another shape or with NaN.
+        ValueError: for another object, and (from ``compute``) when channels have masks of their own, for volumes, and
+            when it makes maps of another shape or with NaN.
 
     Example::
 
@@ -43,10 +41,9 @@ class ConfidenceScoring(Estimator):
         [[[0.0, 0.0, 1.0, 1.0, 0.25, 0.25]]]
     """
 
-    def __init__(self, generator: GenerateClassifierConfidenceSaliency, pixelwise: bool = False) -> None:
+    def __init__(self, generator: GenerateClassifierConfidenceSaliency) -> None:
         words = "a GenerateClassifierConfidenceSaliency of xaitk-saliency"
         self.generator = instance("generator", generator, GenerateClassifierConfidenceSaliency, words)
-        self.pixelwise = flag("pixelwise", pixelwise)
 
     @property
     def p1(self) -> float | None:
@@ -59,11 +56,8 @@ class ConfidenceScoring(Estimator):
         name, spatial = type(self.generator).__name__, masks.spatial_shape
         if masks.channels is not None:
             raise ValueError(f"{name} reads one mask for all channels, and here each channel has its own")
-        if len(spatial) != 2 and not self.pixelwise:
-            raise ValueError(
-                f"{name} makes maps of 2D images, got {spatial}; if each value depends on the masks at its voxel "
-                "alone, say so (pixelwise=True)"
-            )
+        if len(spatial) != 2:
+            raise ValueError(f"{name} makes maps of 2D images, got {spatial}")
         every = torch.empty(len(ids), *spatial, dtype=masks.dtype)
         for chunk, rendered in masks.stream(ids):
             every[chunk] = rendered[:, 0].cpu()

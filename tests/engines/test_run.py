@@ -3,7 +3,6 @@
 import errno
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from helpers.own_bundle import launch, settings
 from helpers.scans import write_scans
 from monai.data import MetaTensor, list_data_collate
 from monai.engines import IterationEvents
-from monai.transforms import Compose, Flipd, MapTransform
+from monai.transforms import Compose, Flipd
 
 import monai_saliency as ms
 from monai_saliency.distributed import RankEngine
@@ -198,34 +197,6 @@ def test_the_map_of_a_scan_that_fails_now_goes(strict: bool, cohort: Path) -> No
         run(cohort, picture=True, strict=strict)
     assert found(cohort / "out") == (["s0", "s2"], ["s0", "s2"], [] if strict else ["s1"])
     assert not (cohort / "out" / "s1_saliency.png").exists()
-
-
-class Leaves(MapTransform):
-    """Ends the program at a scan, as a library may that finds a licence missing."""
-
-    def __call__(self, data: Any) -> Any:
-        if data["case"] == "s1":
-            sys.exit()
-        return data
-
-
-@pytest.mark.parametrize(
-    ("where", "workers"), [("loading", {"num_workers": 2}), ("saving", {"num_workers": 0})], ids=["loading", "saving"]
-)
-def test_a_transform_that_ends_the_program_fails_its_case(where: str, workers: dict[str, Any], cohort: Path) -> None:
-    leaves = {"_target_": "test_run.Leaves", "keys": "image"}
-    save = {"_target_": "monai_saliency.transforms.SaveSaliencyd", "keys": "saliency", "output_dir": "@output_dir"}
-    steps = [
-        {"_target_": "LoadImaged", "keys": "image"},
-        {"_target_": "EnsureChannelFirstd", "keys": "image"},
-        *([leaves] if where == "loading" else []),
-    ]
-    changes = {"preprocessing::transforms": steps, "cache": "none"}
-    changes["saliency_postprocessing::transforms"] = [*([leaves] if where == "saving" else []), save]
-    with pytest.raises(SystemExit, match="error: 1 case without a map"):
-        run(cohort, **changes, **workers)
-    assert found(cohort / "out") == (["s0", "s2"], ["s0", "s2"], ["s1"])
-    assert rows_of(cohort / "out" / "failures.csv")[0]["error"].startswith("SystemExit")
 
 
 # Ctrl-C and SIGTERM in the middle of a run.

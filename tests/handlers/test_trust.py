@@ -16,6 +16,7 @@ from monai_saliency import metrics
 from monai_saliency.handlers.trust import Trust, Trusted
 from monai_saliency.handlers.trust_page import trust_page, verdict, write_trust_page
 from monai_saliency.storage.tables import SUMMARY_COLUMNS, TRUST_COLUMNS, CaseTable
+from monai_saliency.visualize.legend import CHANCE
 
 STEPS = 4
 CONTROLS = ("random", "intensity", "edges", "blurred")
@@ -112,18 +113,17 @@ def test_what_it_costs_is_what_the_docs_say() -> None:
     assert not {"trust_repeatability", "trust_relative_error", "trust_labelled", "trust_auprc"} & found[0].keys()
 
 
-def test_the_randomised_network_is_asked_the_same_question() -> None:
+def test_the_randomised_network_is_asked_the_same_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would predict another class, and its map of that class says nothing."""
     network, image = a_network(), an_image()
     other = metrics.ParameterRandomisation(ms.sliding_window(4, 2, target=ms.ClassScore([0], "none")), network, seed=1)
     predicted = int(network(image[None]).argmax())
     with torch.no_grad():
         other.randomised[-1].bias[1 - predicted] += 100
-    trust = Trust(STEPS)
-    trust.randomised = lambda _: other.randomised  # type: ignore[method-assign]
+    monkeypatch.setattr("monai_saliency.handlers.trust.randomised", lambda *_: other.randomised)
     assert int(other.randomised(image[None]).argmax()) != predicted
     inferer = ms.sliding_window(4, 2, target=ms.ClassScore("predicted", "none"))
-    (row,) = trust.figures(explained(inferer, network, image))
+    (row,) = Trust(STEPS).figures(explained(inferer, network, image))
     same = inferer.replace(target=ms.ClassScore([predicted], "none"))
     maps = [same(image[None], each)[0].flatten(1) for each in (network, other.randomised)]
     assert row["trust_randomised"] == pytest.approx(float(metrics.rank_correlation(*maps)), abs=1e-6)
@@ -236,7 +236,7 @@ def test_usefulness_by_hand() -> None:
         a_row("a"),
         a_row("b", peak_in_label=False),
         a_row("c", prediction=0, peak_in_label=False, forwards=300, trust_peak_to_error=1.5),
-        a_row("d", prediction=0, trust_labelled=False, peak_in_label="", peak_saliency=0.01, lowest_saliency=-0.02),
+        a_row("d", prediction=0, trust_labelled=False, peak_in_label="", verdict=CHANCE),
     ]
     page = trust_page(rows)
     assert "- 1 of 4 maps are noise" in page

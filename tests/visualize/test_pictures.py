@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.contour import ContourSet
 
 import monai_saliency as ms
-from monai_saliency.visualize.legend import CHANCE, COLD, WARM, Legend, blended, is_noise, verdict_of
+from monai_saliency.visualize.legend import CHANCE, COLD, WARM, Legend, blended, is_noise
 from monai_saliency.visualize.pictures import plot_saliency
 
 #: the scan's axes are superior, right, posterior
@@ -252,7 +252,6 @@ def test_one_predicate_for_what_may_be_chance(peak: Any, noise: float, error: An
     assert legend.coloured(saliency, errors).any() == (not verdict)
     row = {"peak_saliency": peak, "lowest_saliency": 0.0, "noise": noise, "verdict": verdict}
     assert is_noise(row) == chance
-    assert verdict_of(row) == verdict
 
 
 # Deuteranopia, from Machado, Oliveira and Fernandes, IEEE TVCG 15 (2009), severity 1, for linear RGB.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import logging
 import os
@@ -17,8 +16,8 @@ import numpy as np
 
 from monai_saliency.inferers.explanation import FILL_LEAVES
 from monai_saliency.storage.files import atomic_path, locked
-from monai_saliency.storage.tables import cell
-from monai_saliency.visualize.legend import is_noise, verdict_of
+from monai_saliency.storage.tables import write_csv
+from monai_saliency.visualize.legend import is_noise
 from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, beyond, class_words, number, read_cohort
 from monai_saliency.visualize.report.plots import cohort_plots, curve_charts
 from monai_saliency.visualize.report.shown import Shown
@@ -129,7 +128,7 @@ def _environment() -> Any:
     loader = jinja2.FileSystemLoader(_HERE / "templates")
     found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     found.filters |= {"number": number, "class_words": class_words, "text": _text, "may_be_chance": is_noise}
-    found.filters |= {"verdict": verdict_of, "beyond": beyond}
+    found.filters["beyond"] = beyond
     found.filters["fill_is_none"] = lambda row: float(row.get("fill_leaves") or 0) > FILL_LEAVES
     return found
 
@@ -181,7 +180,7 @@ def _text(row: Row, name: str) -> str:
     if name == "explained":
         return class_words(row)
     if name == "place":
-        if verdict_of(row):  # there is no peak
+        if row["verdict"]:  # there is no peak
             return ""
         places = [row.get(f"peak_{axis}_mm", "") for axis in "xyz"]
         return ", ".join(number(each) for each in places if each)
@@ -262,10 +261,7 @@ def _mean_and_spread(rows: Sequence[Row], name: str) -> tuple[float | str, float
 def _save_cohort_regions(folder: Path, cohort: Cohort) -> list[dict[str, Any]]:
     """Write ``cohort_regions.csv`` into an output folder, and return its rows."""
     path, rows = folder / "cohort_regions.csv", cohort_regions(cohort)
-    with atomic_path(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, _COLUMNS)
-        writer.writeheader()
-        writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
+    write_csv(path, _COLUMNS, rows)
     return rows
 
 

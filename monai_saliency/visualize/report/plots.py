@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from monai_saliency.utils.arguments import require
-from monai_saliency.visualize.legend import verdict_of
 from monai_saliency.visualize.pictures import save_picture
 from monai_saliency.visualize.report.cases import Cohort, Row, class_words, number
 
@@ -77,7 +76,7 @@ def _plot(
         figures = ", ".join(f"{words} {number(row[column])}" for column, words in (across, up))
         address = f"cases/{name}.html" + f"#map={place}" * bool(place)
         words = f"{row['case']}, {class_words(row)}: {figures}"
-        points.append(Point(left, height, address, words, bool(verdict_of(row))))
+        points.append(Point(left, height, address, words, bool(row["verdict"])))
     return Plot(title, across[1], up[1], points, (x_ticks, y_ticks))
 
 

@@ -22,7 +22,6 @@ from monai_saliency.visualize.legend import (
     focus_voxel,
     gray_window,
     rounded_up,
-    verdict_of,
 )
 from monai_saliency.visualize.report.cases import CaseFiles, KeptScan, class_words
 
@@ -75,9 +74,9 @@ class Shown:
         found = []
         for row, legend, values, error in zip(case.rows, legends, maps, errors, strict=True):
             scale, coloured = scales.get(legend.words, legend.scale), legend.coloured(values, error)
-            coloured &= not verdict_of(row)  # which is of all voxels
+            coloured &= not row["verdict"]  # which is of all voxels
             focus = focus_voxel(values, coloured)
-            found.append(_Layer(class_words(row), values, error, legend, scale, coloured, focus, verdict_of(row)))
+            found.append(_Layer(class_words(row), values, error, legend, scale, coloured, focus, row["verdict"]))
         return cls(case.case, kept, has_scan, found)
 
     def data(self) -> dict[str, Any]:
