@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import dicom_series
-from helpers.dicom_series import expected_affine, stored, write
+from helpers.dicom_series import check_parametric_map, expected_affine, stored, write
 from monai.transforms import Compose, Orientationd
 from monai.utils import OptionalImportError
 
@@ -20,7 +20,6 @@ from monai_saliency.errors import AdviceError
 from monai_saliency.storage.dicom import read_series
 
 pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
-pytest.importorskip("highdicom", reason="needs the dicom extra")
 
 VOXEL = (1, 3, 2)  # of the image in RAS that the network gets
 
@@ -46,11 +45,7 @@ def check(maps: np.ndarray, folder: Path) -> None:
     place = expected_affine() @ [column, row, number, 1]
     np.testing.assert_allclose(place, image.affine.numpy() @ [*VOXEL, 1], atol=1e-4)
     [file] = (folder / "out").glob("series-*_saliency.dcm")
-    made = pydicom.dcmread(file)
-    frames = np.frombuffer(made.FloatPixelData, "<f4").reshape(maps.shape)
-    for frame, group in zip(frames, made.PerFrameFunctionalGroupsSequence, strict=True):
-        corner = np.diag([-1.0, -1, 1]) @ np.array(group.PlanePositionSequence[0].ImagePositionPatient, float)
-        assert np.array_equal(frame, maps[round(np.linalg.solve(expected_affine(), [*corner, 1])[2])])
+    check_parametric_map(file, maps.T)
     assert len([*(folder / "out").glob("series-*_saliency_colour/*.dcm")]) == len(maps)
 
 

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import monai.bundle
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from helpers import commands
-from helpers.files import maps
-from helpers.own_bundle import BATCHES, environment_of, forwards, run_broken_cohort, settings
+from helpers.own_bundle import check_cohorts, environment_of, run_broken_cohort
 from helpers.own_pipeline import MASKS, Network, inferer, loader, plain_maps, run_page
 from helpers.paths import TESTS
 from helpers.scans import LPS, write_scan, write_scans
@@ -75,12 +73,7 @@ def test_own_pipeline(tmp_path: Path) -> None:
     assert not any("masks" in found["written"] for found in ranks[1:])
     pairs = Counter(pair for found in ranks for pair in found["perturbed"])
     assert pairs == Counter((f"case{i}", mask) for i in range(5) for mask in range(-1, MASKS))
-    monai.bundle.run(**settings(tmp_path, "plain"))
-    plain = maps(tmp_path / "plain")
-    assert maps(tmp_path / "by_cases") == maps(tmp_path / "by_masks") == plain
-    assert maps(tmp_path / "of_one") == {name: plain[name] for name in plain if name.startswith("s0")}
-    assert forwards(tmp_path, "by_cases") == 5 * BATCHES
-    assert forwards(tmp_path, "by_masks") == 5 * (BATCHES + count - 1)
+    check_cohorts(tmp_path, count)
 
 
 @pytest.mark.slow

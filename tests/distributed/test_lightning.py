@@ -6,12 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import monai.bundle
 import pytest
 import torch
 from helpers import commands
-from helpers.files import maps
-from helpers.own_bundle import BATCHES, environment_of, forwards, run_broken_cohort, settings
+from helpers.own_bundle import check_cohorts, environment_of, run_broken_cohort
 from helpers.own_pipeline import MASKS, Network, inferer, loader, plain_maps, run_page, scans
 from helpers.paths import TESTS
 from helpers.scans import LPS, write_scan, write_scans
@@ -81,12 +79,7 @@ def test_ddp(tmp_path: Path) -> None:
         assert "Trainer(use_distributed_sampler=False)" in found["masks shared"]
     pairs = [pair for found in ranks for cases, masks in found["perturbed"] for pair in zip(cases, masks, strict=True)]
     assert Counter(pairs) == Counter((f"case{i}", mask) for i in range(5) for mask in range(-1, MASKS))
-    monai.bundle.run(**settings(tmp_path, "plain"))
-    plain = maps(tmp_path / "plain")
-    assert maps(tmp_path / "by_cases") == maps(tmp_path / "by_masks") == plain
-    assert maps(tmp_path / "of_one") == {name: plain[name] for name in plain if name.startswith("s0")}
-    assert forwards(tmp_path, "by_cases") == 5 * BATCHES
-    assert forwards(tmp_path, "by_masks") == 5 * (BATCHES + devices - 1)
+    check_cohorts(tmp_path, devices)
     assert not [path for path in tmp_path.rglob("*") if "lightning" in path.name or path.suffix == ".hparams"]
 
 

@@ -11,6 +11,7 @@ from helpers.scans import rotation
 from monai_saliency.storage.dicom import find_series
 
 pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
+hd = pytest.importorskip("highdicom", reason="needs the dicom extra")
 
 ROWS, COLUMNS, SLICES = 5, 6, 4
 STEP = 2.5  # mm
@@ -77,3 +78,24 @@ def expected_affine() -> np.ndarray:
     affine = np.eye(4)
     affine[:3] = np.column_stack([along * SPACING[1], down * SPACING[0], normal * STEP, CORNER])
     return np.diag([-1.0, -1, 1, 1]) @ affine
+
+
+def check_parametric_map(path: Path, values: np.ndarray) -> Any:
+    """A Parametric Map of the series has these values ``(column, row, slice)`` at their places, for two readers."""
+    flip = np.diag([-1.0, -1, 1, 1])  # between DICOM's LPS and RAS
+    made = pydicom.dcmread(path)
+    frames = np.frombuffer(made.FloatPixelData, "<f4").reshape(values.T.shape)
+    for frame, group in zip(frames, made.PerFrameFunctionalGroupsSequence, strict=True):
+        place = [*map(float, group.PlanePositionSequence[0].ImagePositionPatient), 1]
+        column, row, number = np.linalg.solve(expected_affine(), flip @ place)[:3]
+        assert max(abs(column), abs(row), abs(number - round(number))) < 1e-3
+        assert np.array_equal(frame.T, values[:, :, round(number)])
+    assert (made.FrameOfReferenceUID, made.StudyInstanceUID, made.PatientName) == ("1.2.9", "1.2.1", PATIENT)
+    volume = hd.imread(path).get_volume(dtype=np.float64)
+    for corner in np.ndindex(2, 2, 2):
+        i, j, k = corner * (np.array(values.shape) - 1)
+        place = flip @ expected_affine() @ [i, j, k, 1]
+        at = np.rint(np.linalg.solve(volume.affine, place)[:3]).astype(int)
+        assert np.allclose(volume.affine @ [*at, 1], place, rtol=0, atol=1e-3)
+        assert volume.array[tuple(at)] == values[i, j, k]
+    return made

@@ -118,3 +118,13 @@ def explain_cohorts(folder: Path, engine: dict[str, Any]) -> None:
     ):
         shared = settings(folder, out, dataset_dir=str(folder / cohort), saliency_engine=engine | {"split": split})
         monai.bundle.run(**shared, **{"evaluator::val_handlers": ["@saliency_handler", gathers]})
+
+
+def check_cohorts(folder: Path, count: int) -> None:
+    """What :func:`explain_cohorts` wrote by so many processes is what one process writes, with each batch once."""
+    monai.bundle.run(**settings(folder, "plain"))
+    plain = maps(folder / "plain")
+    assert maps(folder / "by_cases") == maps(folder / "by_masks") == plain
+    assert maps(folder / "of_one") == {name: plain[name] for name in plain if name.startswith("s0")}
+    assert forwards(folder, "by_cases") == 5 * BATCHES
+    assert forwards(folder, "by_masks") == 5 * (BATCHES + count - 1)

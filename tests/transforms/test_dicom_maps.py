@@ -14,6 +14,7 @@ from helpers.dicom_series import (
     PATIENT,
     ROWS,
     SLICES,
+    check_parametric_map,
     expected_affine,
     made_slice,
     stored,
@@ -57,25 +58,12 @@ def test_a_map_comes_out_with_the_same_geometry_and_values(tmp_path: Path) -> No
         save_parametric_map(path, saliency, files, label="tumour")
     assert pydicom.dcmread(paths[0]).SOPInstanceUID == pydicom.dcmread(paths[1]).SOPInstanceUID
     assert sorted(path.name for path in paths[0].parent.iterdir()) == ["a.dcm", "b.dcm"]
-    made = pydicom.dcmread(paths[0])
-    frames = np.frombuffer(made.FloatPixelData, "<f4").reshape(SLICES, ROWS, COLUMNS)
-    for frame, group in zip(frames, made.PerFrameFunctionalGroupsSequence, strict=True):
-        point = np.diag([-1.0, -1, 1]) @ np.array(group.PlanePositionSequence[0].ImagePositionPatient, float)
-        number = round(np.linalg.solve(expected_affine(), [*point, 1])[2])
-        assert np.array_equal(frame, saliency[0, :, :, number].numpy().T)
-    assert (made.FrameOfReferenceUID, made.StudyInstanceUID, made.PatientName) == ("1.2.9", "1.2.1", PATIENT)
+    made = check_parametric_map(paths[0], saliency[0].numpy())
     references = made.ReferencedSeriesSequence[0]
     assert (references.SeriesInstanceUID, len(references.ReferencedInstanceSequence)) == ("1.2.3", SLICES)
     mapping = made.SharedFunctionalGroupsSequence[0].RealWorldValueMappingSequence[0]
     unit = mapping.MeasurementUnitsCodeSequence[0]
     assert (mapping.RealWorldValueSlope, unit.CodeValue, unit.CodingSchemeDesignator) == (1, "1", "UCUM")
-    volume = hd.imread(paths[0]).get_volume(dtype=np.float64)
-    down_first = volume.affine @ np.eye(4)  # (slice, row, column), LPS
-    for i, j, k in ((0, 0, 0), (COLUMNS - 1, 1, 2), (3, ROWS - 1, SLICES - 1)):
-        place = np.diag([-1.0, -1, 1, 1]) @ expected_affine() @ [i, j, k, 1]
-        at = np.rint(np.linalg.solve(down_first, place)[:3]).astype(int)
-        assert np.allclose(down_first @ [*at, 1], place, atol=1e-3)
-        assert volume.array[tuple(at)] == saliency[0, i, j, k]
 
 
 def test_a_map_off_the_grid_or_not_finite_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from monai_saliency.storage.dicom import read_series
 from monai_saliency.transforms import SaveDicomd
 
 pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
-pytest.importorskip("highdicom", reason="needs the dicom extra")
 
 MODULES = Path(os.environ.get("NODE_PATH", "nowhere"))
 WORKER = "@cornerstonejs/dicom-image-loader/dist/esm/decodeImageFrameWorker.js"
