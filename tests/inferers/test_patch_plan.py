@@ -402,23 +402,34 @@ def test_more_players_than_can_be_enumerated(shape: Any, roi: tuple[int, ...], s
     assert found.num_forwards <= patches_at_most(regions, inferer)
 
 
-def test_a_score_that_is_linear_is_a_sum_over_patches() -> None:
-    """Fewer coalitions, and the same values; a softmax of what is blended is not linear."""
+@pytest.mark.parametrize(
+    ("target", "players"),
+    [
+        (ms.RegionScore(1, "none", "all"), 2),
+        (ms.RegionScore(1, "softmax", "all"), 3),
+        (ms.RegionScore(1, "softmax", "label", label_values=[[2, 3, 4]]), 3),
+        (ms.RegionScore(1, "softmax", "false_positive", label_values=[[2, 3, 4]]), 3),
+        pytest.param(ms.DiceScore(1, "softmax"), 10, marks=pytest.mark.slow),
+    ],
+    ids=["linear", "softmax", "true positives", "false positives", "dice"],
+)
+def test_so_many_players_act_together(target: Any, players: int) -> None:
+    """Scores that are linear are sums over patches, means of probabilities over voxels, and the Dice score, which
+    divides by what all voxels sum to, over nothing; the values are those of whole images and all coalitions.
+    """
     inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Wide(2).double()
     image, case = images(1, 1, 40, 8, dtype=torch.float64), ms.Case("a", labels=STRIPES)
-    logits, probabilities = ms.RegionScore(1, "none", "all"), ms.RegionScore(1, "softmax", "all")
-    explain, other = (ms.shapley(target=target, inferer=inferer) for target in (logits, probabilities))
-    (few,) = explain.explain(image, network, cases=[case])
-    (enumerated,) = explain.replace(masks=ms.masks.CoalitionMasks(), patch_memory=False).explain(
-        image, network, cases=[case]
-    )
-    torch.testing.assert_close(few.saliency, enumerated.saliency, rtol=0, atol=1e-12)
-    (more,) = other.explain(image, network, cases=[case])
-    assert max(len(meeting.players) for meeting in few.masks.meetings) == 2
-    assert max(len(meeting.players) for meeting in more.masks.meetings) == 3
-    assert few.num_forwards <= patches_at_most(STRIPES, inferer)
-    with pytest.raises(ValueError, match="it is not a sum over voxels"):
-        other.replace(masks=explain.masks).explain(image, network, cases=[case])
+    explain = ms.shapley(target=target, inferer=inferer)
+    (found,) = explain.explain(image, network, cases=[case])
+    assert max(len(meeting.players) for meeting in found.masks.meetings) == players
+    assert found.num_forwards <= patches_at_most(STRIPES, inferer)
+    every = explain.replace(masks=ms.masks.CoalitionMasks(), patch_memory=False)
+    (whole,) = every.explain(image, network, cases=[case])
+    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)
+    assert float(found.saliency.abs().max()) > 1e-4
+    if players == 2:
+        with pytest.raises(ValueError, match="it is not a sum over voxels"):
+            explain.replace(target=ms.RegionScore(1, "softmax", "all")).explain(image, network, cases=[case])
 
 
 @pytest.mark.slow
@@ -456,22 +467,6 @@ def test_too_many_players_in_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bool(((values.values - known.values).abs() <= 5 * values.standard_error + 1e-12).all())
 
 
-@pytest.mark.parametrize("region", ["label", "false_positive"])
-def test_true_and_false_positives(region: str) -> None:
-    """Means over voxels that a label has or has not, so that few coalitions decide them."""
-    inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Wide(2).double()
-    image, case = images(1, 1, 40, 8, dtype=torch.float64), ms.Case("a", labels=STRIPES)
-    target = ms.RegionScore(1, "softmax", region, label_values=[[2, 3, 4]])
-    explain = ms.shapley(target=target, inferer=inferer)
-    (found,) = explain.explain(image, network, cases=[case])
-    (whole,) = explain.replace(masks=ms.masks.CoalitionMasks(), patch_memory=False).explain(
-        image, network, cases=[case]
-    )
-    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)
-    assert len(found.scores) < len(whole.scores)
-    assert float(found.saliency.abs().max()) > 1e-4
-
-
 def test_channels_and_a_float32_network() -> None:
     shape, inferer = (16, 14), SlidingWindowInferer((8, 8), 4, 0.5)
     regions, network = blocks(shape, 6, 4, seed=2), Wide(2, channels=2)
@@ -485,16 +480,3 @@ def test_channels_and_a_float32_network() -> None:
     torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-6)
     assert float(found.saliency.abs().max()) > 1e-3
     assert bool((found.saliency[:, regions[0] == 0] == 0).all())
-
-
-@pytest.mark.slow
-def test_a_score_that_is_not_a_sum_is_enumerated() -> None:
-    """The Dice score divides by what all voxels sum to."""
-    inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Wide(2).double()
-    image = images(1, 1, 40, 8, dtype=torch.float64)
-    target, case = ms.DiceScore(1, "softmax"), ms.Case("a", labels=STRIPES)
-    explain = ms.shapley(target=target, inferer=inferer)
-    (found,) = explain.explain(image, network, cases=[case])
-    assert len(found.scores) == 2**10 - 1
-    (whole,) = explain.replace(patch_memory=False).explain(image, network, cases=[case])
-    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)
