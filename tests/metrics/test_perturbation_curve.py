@@ -1,4 +1,4 @@
-"""Insertion and deletion against plain loops, hand-made answers and laws."""
+"""Insertion and deletion against plain loops, Quantus, hand-made answers and laws."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -81,6 +81,21 @@ def test_equals_plain_loops(metric: type, dims: int, steps: int, count: int, fil
         )
         assert abs(float(found[b, k]) - area) < 1e-9
     np.testing.assert_allclose(float(measured.aggregate()), float(found.mean()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [72, 18])
+def test_deletion_equals_quantus(steps: int) -> None:
+    """Quantus is GPL: an oracle of tests, no more. It leaves the unperturbed image out."""
+    quantus = pytest.importorskip("quantus", reason="needs Quantus, of the test extra")
+    network, images = network_of(2, channels=1).float(), case_of(2)[1][:, :1].float()
+    maps = torch.rand(images.shape, generator=torch.Generator().manual_seed(5))
+    settings = {"disable_warnings": True, "display_progressbar": False, "normalise": False, "abs": False}
+    flipping = quantus.PixelFlipping(features_in_step=72 // steps, perturb_baseline=0.25, **settings)
+    cases = {"x_batch": images.numpy(), "y_batch": np.full(2, 1), "a_batch": maps.numpy()}
+    expected = flipping(model=network, channel_first=True, softmax=False, **cases)
+    inferer = ms.rise(target=ms.ClassScore([1], "none"), fill=ms.ConstantFill(0.25))
+    found = [curve.scores[1:].numpy() for (curve,) in Deletion(inferer, network, steps).curves(maps, images)]
+    np.testing.assert_allclose(found, np.array(expected, dtype=float), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("dims", [2, 3])
