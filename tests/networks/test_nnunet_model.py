@@ -3,8 +3,7 @@
 import json
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.nnunet import FULL, own_predictor, scan
+from helpers.nnunet import FULL, counted_patches, own_predictor, scan
 from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Orientationd
 from monai.utils import TraceKeys, convert_to_dst_type
 
@@ -133,19 +132,6 @@ def test_slices_of_a_volume_go_through_a_network_of_slices() -> None:
 SHAPES = {"3d_fullres": ((11, 30, 24), (5, 19, 13)), "2d": ((3, 30, 24), (2, 19, 13))}
 
 
-@contextmanager
-def counted(network: torch.nn.Module) -> Iterator[list[int]]:
-    """Patches that the folds' networks are given, mirrored ones too."""
-    seen: list[int] = []
-    hooks = [
-        member.network.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
-        for member in getattr(network, "members", ())
-    ] or [network.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))]
-    yield seen
-    for hook in hooks:
-        hook.remove()
-
-
 @pytest.mark.parametrize(
     ("configuration", "folds", "mirroring"),
     [("3d_fullres", [0, 1], True), ("3d_fullres", [0], False), ("2d", [0], True)],
@@ -157,9 +143,9 @@ def test_predicts_what_nnunet_predicts(nnunet_models: Path, configuration: str, 
     network, inferer = model.network(mirroring), NNUNetInferer(model.patch_size)
     for shape in SHAPES[configuration]:
         image = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-        with torch.no_grad(), counted(network) as ours:
+        with torch.no_grad(), counted_patches() as ours:
             found = inferer(image[None], network)[0]
-        with counted(predictor.network) as theirs:
+        with counted_patches() as theirs:
             expected = predictor.predict_logits_from_preprocessed_data(image)
         assert expected.std() > 0.1
         gap = (found.softmax(0) - expected.float().softmax(0)).abs().max()
@@ -183,9 +169,9 @@ def test_remembers_patches(
     inferer = NNUNetInferer(model.patch_size)
     masks = SlidingWindowMasks(edges, edges)
     explain = ms.PerturbationInferer(masks, ms.RegionScore(1, "softmax"), OcclusionScoring(), inferer=inferer)
-    with counted(network) as few:
+    with counted_patches() as few:
         (remembered,) = explain.explain(image, network)
-    with counted(network) as many:
+    with counted_patches() as many:
         (whole,) = explain.replace(patch_memory=False).explain(image, network)
     assert "no patches are remembered" not in caplog.text
     assert sum(few) < sum(many)
