@@ -24,6 +24,9 @@ _SMOOTH = 0.7
 _LINEAR = 0.25
 # The variance of a bump's height in the second fit: its size in the first one, and this share of the highest one's.
 _FREE = 0.01
+# The evidence is spread out where the map is above the first share of its largest value in more of the image than the
+# second one.
+_STANDS_OUT, _SPREAD_OUT = 0.1, 0.05
 # Strengths of the ridge penalty that are compared, relative to the mean eigenvalue of the masks.
 _STRENGTHS = np.logspace(-3, 2, 31)
 # Groups of masks that the jackknife leaves out in turn; with fewer masks, each is a group.
@@ -49,6 +52,9 @@ class RegressionScoring(Estimator):
     - Evidence lies in few places. So the regression is fitted twice, and in the second fit a height is penalised less
       the larger it was in the first one (reweighted squares: FOCUSS, Gorodnitsky and Rao, 1997).
     - The penalty of each fit is the one with the least leave-one-out error, which ridge regression has in closed form.
+      If the map is then above a tenth of its largest value in more than a twentieth of the image, the evidence is
+      spread out, and both fits are made again: with the largest penalty whose error is within one standard error of the
+      least one (Breiman et al., Classification and Regression Trees, 1984, section 3.4.3).
     - A probability saturates: its few largest differences would decide. So the regression is of
       ``y_i = mean_j tanh(4 (f_i - f_j) / spread(f))`` for scores f, and the map is multiplied by the slope of f on what
       the regression explains.
@@ -82,11 +88,12 @@ class RegressionScoring(Estimator):
             raise ValueError("a regression needs masks that all channels share: leave out `per_channel`")
         return _each(lambda score: self.effects(masks, ids, score), masks, scores)
 
-    def effects(self, masks: BoundMasks, ids: Ids, scores: Tensor) -> Tensor:
+    def effects(self, masks: BoundMasks, ids: Ids, scores: Tensor, tolerant: bool = True) -> Tensor:
         """The map ``(*spatial)`` of one score ``(n,)`` of n masks, float64 on the CPU; 0 where all scores are equal, or
-        with fewer than three masks.
+        with fewer than three masks. With ``tolerant=False``, its penalties have the least error however spread out the
+        evidence is: less smooth, for whoever looks for places with evidence.
         """
-        heights = [fit.heights for fit in _fits(masks, *_plain(ids, scores), self.cells)]
+        heights = [fit.heights for fit in _fits(masks, *_plain(ids, scores), self.cells, tolerant)]
         if not heights:
             return torch.zeros(masks.spatial_shape, dtype=torch.float64)
         return _voxels(torch.stack(heights).mean(dim=0), _basis(masks, self.cells)) * _cell(masks, self.cells)
@@ -146,23 +153,37 @@ def _plain(ids: Ids, scores: Tensor) -> tuple[tuple[Id, ...], tuple[float, ...]]
     return tuple(ids), tuple(scores.double().tolist())
 
 
-def _fits(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> Iterator[_Fit]:
+def _fits(
+    masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int, tolerant: bool = True
+) -> Iterator[_Fit]:
     """The regression of each part of the masks, one after the other; none where the scores say nothing."""
     parts = -(-len(ids) * math.prod(each.shape[1] for each in _basis(masks, cells)) // _AT_ONCE)
     fitted = _fit_of if parts == 1 else _fit_of.__wrapped__
     for part in range(parts):
-        if (fit := fitted(masks, ids[part::parts], scores[part::parts], cells)) is not None:
+        if (fit := fitted(masks, ids[part::parts], scores[part::parts], cells, tolerant)) is not None:
             yield fit
 
 
 @lru_cache(maxsize=1)  # the map needs it, then its error
-def _fit_of(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> _Fit | None:
+def _fit_of(
+    masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int, tolerant: bool
+) -> _Fit | None:
     """The regression of some masks; None where the scores say nothing."""
     if len(ids) < 3 or len(set(scores)) == 1:
         return None
-    features = masks.along_axes(ids, _basis(masks, cells)).flatten(1).to(masks.dtype)
+    basis = _basis(masks, cells)
+    features = masks.along_axes(ids, basis).flatten(1).to(masks.dtype)
+    wanted = torch.tensor(scores, dtype=torch.float64) - scores[0]
     with exact_arithmetic(masks.device):
-        return _fit(features, torch.tensor(scores, dtype=torch.float64) - scores[0])
+        fit = _fit(features, wanted)
+        if tolerant and fit is not None and _is_spread_out(_voxels(fit.heights, basis)):
+            return _fit(features, wanted, 1.0)
+    return fit
+
+
+def _is_spread_out(effects: Tensor) -> bool:
+    highest = effects.max()
+    return bool(highest > 0 and (effects > _STANDS_OUT * highest).double().mean() > _SPREAD_OUT)
 
 
 @lru_cache(maxsize=4)
@@ -185,7 +206,7 @@ def _bias(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cel
 
 def _heights_of(fit: _Fit, rows: Tensor) -> Tensor:
     """The heights of the regression of some of a fit's masks; 0 where their scores say nothing."""
-    half = _fit(fit.features[rows], fit.scores[rows])
+    half = _fit(fit.features[rows], fit.scores[rows], fit.tolerance)
     return torch.zeros_like(fit.heights) if half is None else half.heights
 
 
@@ -274,6 +295,7 @@ class _Fit(NamedTuple):
     second: _Ridge
     root: Tensor
     slope: Tensor
+    tolerance: float
 
     @property
     def heights(self) -> Tensor:
@@ -293,25 +315,29 @@ class _Fit(NamedTuple):
         return (features.T @ own).mul_(squared).add_(moved).mul_(self.slope.to(features))
 
 
-def _fit(features: Tensor, scores: Tensor) -> _Fit | None:
-    """Both fits of scores ``(n,)`` on features ``(n, bumps)``, which are centred; None where the masks are alike."""
+def _fit(features: Tensor, scores: Tensor, tolerance: float = 0.0) -> _Fit | None:
+    """Both fits of scores ``(n,)`` on features ``(n, bumps)``, which are centred; None where the masks are alike. The
+    tolerance of the leave-one-out error is in its standard errors.
+    """
     features -= features.mean(dim=0)  # in place: it is large
     centred = scores - scores.mean()
     spread = centred.square().mean().sqrt()
     compressed = torch.tanh((centred[:, None] - centred[None]) / (_LINEAR * spread)).mean(dim=1)
     compressed = compressed - compressed.mean()
-    first = _ridge(features, compressed)
+    first = _ridge(features, compressed, tolerance)
     highest = first.heights.abs().max()
     if not highest > 0:
         return None
     root = (first.heights.abs() / highest + _FREE).sqrt()
-    second = _ridge(features * root.to(features), compressed)
+    second = _ridge(features * root.to(features), compressed, tolerance)
     squares = second.explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-    return _Fit(features, scores, first, second, root, centred @ second.explained / squares)
+    return _Fit(features, scores, first, second, root, centred @ second.explained / squares, tolerance)
 
 
-def _ridge(features: Tensor, wanted: Tensor) -> _Ridge:
-    """The ridge regression with the least leave-one-out error, of centred features and values."""
+def _ridge(features: Tensor, wanted: Tensor, tolerance: float) -> _Ridge:
+    """The ridge regression of centred features and values with the largest penalty whose leave-one-out error is within
+    a tolerance of the least one.
+    """
     values, vectors = torch.linalg.eigh((features @ features.T).to(wanted))
     values, along, squares = values.clamp_min(0), vectors.T @ wanted, vectors.square()
     tried = []
@@ -321,6 +347,8 @@ def _ridge(features: Tensor, wanted: Tensor) -> _Ridge:
         own = squares @ kept + 1 / len(wanted)  # how far a mask's own score decides what is explained of it
         left_out = (wanted - explained) / (1 - own).clamp_min(1e-6)
         tried.append((float(left_out.square().mean()), strength, explained, left_out))
-    _, strength, explained, left_out = min(tried, key=lambda each: each[0])
+    least, *_, left_out = min(tried, key=lambda each: each[0])
+    allowed = least + tolerance * float(left_out.square().std()) / len(wanted) ** 0.5
+    _, strength, explained, left_out = next(each for each in reversed(tried) if each[0] <= allowed)
     weights = (vectors / (values + max(strength, torch.finfo(torch.float64).tiny))) @ vectors.T
     return _Ridge((features.T @ (weights @ wanted).to(features)).to(wanted), explained, left_out, weights)

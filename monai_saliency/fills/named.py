@@ -27,8 +27,8 @@ class AutoFill(CaseFill):
     Our bundle, the overlay and ``attach`` choose it, with ``fill: auto``. It fills nothing itself.
 
     Args:
-        candidates: the fills to choose from by their names, the preferred one first; by default 0, the mean, the
-            blurred image and an inpainted one.
+        candidates: the fills to choose from by their names, the preferred one first; by default 0, the mean and the
+            blurred image.
 
     Raises:
         ValueError: from :meth:`bind`, since the fill is not chosen yet.
@@ -36,13 +36,13 @@ class AutoFill(CaseFill):
     Example::
 
         >>> list(AutoFill().candidates)
-        ['0', 'mean', 'blur', 'inpaint']
+        ['0', 'mean', 'blur']
     """
 
     def __init__(
         self, candidates: Mapping[str, Callable[[torch.Tensor], torch.Tensor] | CaseFill] | None = None
     ) -> None:
-        default = {"0": ConstantFill(0.0), "mean": MeanFill(), "blur": BlurFill(), "inpaint": InpaintFill()}
+        default = {"0": ConstantFill(0.0), "mean": MeanFill(), "blur": BlurFill()}
         self.candidates = dict(candidates or default)
 
     def bind(self, case: Case) -> NoReturn:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from monai_saliency.inferers.forward import evaluating
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.progress import following
 from monai_saliency.inferers.row_check import run_alone
+from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.outputs import rows
@@ -26,7 +28,7 @@ from monai_saliency.networks.runtime import network_key
 from monai_saliency.targets.base import ACTIVATIONS, MemberTarget
 from monai_saliency.targets.classification import ClassScore
 from monai_saliency.targets.recalibrated import STRENGTHS, Recalibrated, fit_temperature
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import blend, plain
 
 __all__ = ["choose_fill", "recalibrated"]
 
@@ -36,8 +38,10 @@ _Found = TypeVar("_Found")
 
 #: the cases that choose the fill of a cohort
 _CASES = 3
-#: of candidates that leave as little, but for this share, the first is taken
-_ALIKE = 0.05
+#: of candidates that are as good, but for this share, the first is taken
+_ALIKE = 0.03
+#: random halves of a scan that are hidden, with their complements, and the cells of these masks along each axis
+_HALVES, _CELLS = 2, 7
 #: the cases that fit temperatures, and masks of each at each strength
 _FITTED, _MASKS = 8, 6
 
@@ -67,12 +71,17 @@ def _announce(inferer: PerturbationInferer, line: str) -> None:
 def choose_fill(
     inferer: PerturbationInferer, network: Callable[..., Any], cases: Iterable[tuple[Any, Case]]
 ) -> PerturbationInferer:
-    """Choose the fill of a cohort: the candidate that leaves least of the scores, on average over the first three cases
-    that can be explained. Of candidates within 0.05 of it, the first is taken.
+    """Choose the fill of a cohort: the candidate under which the effects of two halves of a scan add up best.
+
+    A fill that takes away what a region shows, and shows nothing itself, is one under which hiding a random half of the
+    scan and hiding the other half change the score, together, as hiding all of it does. What is missing, in shares of
+    the effect of hiding all, is averaged over two divisions of each of the first three cases that can be explained. Of
+    candidates within 0.03 of the least, the first is taken. A candidate that leaves more than half of the scores when
+    all is hidden is not taken.
 
     A score does not count if every candidate leaves more than half of it, such as the probability of a healthy scan:
     the absence of a lesion cannot be hidden. Without another score, the first candidate is taken. A line in the log
-    names the fill. It takes one forward of each case unperturbed, and one for each candidate. The same network,
+    names the fill. It takes one forward of each case unperturbed, and five for each candidate. The same network,
     settings and cases give the same fill, whoever chooses it.
 
     Args:
@@ -97,19 +106,27 @@ def choose_fill(
     if not isinstance(inferer.fill, AutoFill):
         return inferer
     candidates = inferer.fill.candidates
-    found = _of_first(cases, _CASES, "the choice of the fill", lambda *each: _left(inferer, network, *each))
-    left = torch.cat(found or [torch.ones(len(candidates), 1)], dim=1)
-    left = left[:, left.amin(dim=0) <= FILL_LEAVES]
-    means = left.mean(dim=1).nan_to_num().tolist()
-    best = next(name for name, mean in zip(candidates, means, strict=True) if mean <= min(means) + _ALIKE)
-    each = ", ".join(f"{mean:.0%} with {name}" for name, mean in zip(candidates, means, strict=True))
-    why = f"hiding everything leaves {each} of the scores" if left.shape[1] else "no candidate hides any of the scores"
+    found = _of_first(cases, _CASES, "the choice of the fill", lambda *each: _tried(inferer, network, *each))
+    left, missed = torch.cat(found or [torch.ones(2, len(candidates), 1)], dim=2)
+    counts = left.amin(dim=0) <= FILL_LEAVES
+    means = missed[:, counts].mean(dim=1).nan_to_num(torch.inf, torch.inf)
+    means[left[:, counts].mean(dim=1) > FILL_LEAVES] = torch.inf
+    best = next(name for name, mean in zip(candidates, means, strict=True) if mean <= means.min() + _ALIKE)
+    each = ", ".join(_words(*pair) for pair in zip(candidates, means.tolist(), strict=True))
+    why = f"two halves hidden apart miss of the effect of hiding all {each}"
+    why = why if counts.any() else "no candidate hides any of the scores"
     _announce(inferer, f"fill auto: {best} is taken, since {why} ({len(found)} case{'s' * (len(found) != 1)})")
     return inferer.replace(fill=candidates[best])
 
 
-def _left(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case) -> torch.Tensor:
-    """The share of the K scores of a case that each candidate leaves, ``(candidates, K)``."""
+def _words(name: str, missed: float) -> str:
+    return f"{missed:.0%} with {name}" if missed < torch.inf else f"too much with {name}"
+
+
+def _tried(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case) -> torch.Tensor:
+    """For each candidate and each of the K scores of a case ``(2, candidates, K)``: the share that is left with all
+    hidden, and the share of that effect by which two halves hidden apart miss it.
+    """
     target: Any = inferer.target
     auto: Any = inferer.fill
     if isinstance(network, Ensemble):
@@ -128,11 +145,26 @@ def _left(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case) -
         output = scored(case.image)
         bound = target.bind(output, case)
         before = bound(output)[0].clone()
+        masks = RISEMasks(_HALVES, _CELLS).bind(case.image)
         fills = [each.bind(case) if isinstance(each, CaseFill) else each for each in auto.candidates.values()]
-        images = [fill(case.image[None])[0].to(case.image) for fill in fills]
-        hidden = torch.stack([bound(scored(image))[0].clone() for image in images])
-    changed = (hidden - before).abs().amax(dim=0)
-    return share_left(bound, before, hidden, changed)
+        scores = torch.stack(
+            [
+                torch.stack([bound(scored(image))[0].clone() for image in _halved(case.image, each, masks)])
+                for each in fills
+            ]
+        )
+    changes = (before - scores).double().cpu()
+    hidden, halves = changes[:, :1], changes[:, 1::2] + changes[:, 2::2]
+    left = share_left(bound, before, scores[:, 0], changes.abs().amax(dim=(0, 1)))
+    return torch.stack([left, ((halves - hidden) / hidden).abs().mean(dim=1)])
+
+
+def _halved(image: torch.Tensor, fill: Any, masks: BoundMasks) -> Iterator[torch.Tensor]:
+    """An image with everything hidden, then with each half and its complement."""
+    halves = (masks.render([number]).to(image) for number in range(_HALVES))
+    for mask in itertools.chain([torch.zeros_like(image[None, :1])], *((half, 1 - half) for half in halves)):
+        filled = fill.of(image[None], mask) if hasattr(fill, "of") else fill(image[None])
+        yield blend(filled.to(image), image[None], mask, bool(image.isfinite().all()))[0]
 
 
 def recalibrated(

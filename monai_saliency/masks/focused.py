@@ -330,7 +330,8 @@ def _standing_out(masks: BoundFocusedMasks, hidden: int, look: tuple[Id, ...], d
         values = np.zeros(masks.grid)
         values.flat[[(each[0] & ~hidden).bit_length() - 1 for each in look]] = drops
     else:
-        effects = masks.regression.effects(masks, look, -torch.tensor(drops, dtype=torch.float64))
+        wanted = -torch.tensor(drops, dtype=torch.float64)
+        effects = masks.regression.effects(masks, look, wanted, tolerant=False)
         pool: Any = adaptive_max_pool2d if effects.ndim == 2 else adaptive_max_pool3d
         values = pool(effects[None], masks.grid)[0].numpy()
     region = (values > _STANDS_OUT * values.max()) & (values > 0)

@@ -115,8 +115,10 @@ def ours(name: str, fill: str = "zero", scale: str = "auto", recalibrate: bool =
         given = {key: value(question) if callable(value) else value for key, value in settings.items()}
         given |= {"fill": filled(fill, question), "target": scaled(question.target, scale)}
         explain = getattr(ms, name)(**question.settings, **given)
-        if isinstance(explain.fill, getattr(fills, "AutoFill", ())):  # for each case, not for a cohort
-            explain = inferers.choose_fill(explain, question.network, [(question.image, ms.Case("image"))])
+        if isinstance(explain.fill, getattr(fills, "AutoFill", ())):
+            cohort = question.image if question.cohort is None else question.cohort
+            cases = [(image[None], ms.Case(f"image {number}")) for number, image in enumerate(cohort)]
+            explain = inferers.choose_fill(explain, question.network, cases)
         if recalibrate:
             if question.cohort is None:
                 raise ValueError("only tasks that are made have further images to fit temperatures on")

@@ -329,7 +329,7 @@ def test_saturated_probability_gets_the_flag_to_give_and_no_other_meaning(
     assert (saturated["unit"], saturated["score"], other["unit"]) == ("log-odds", "1.0", "probability")
     assert saturated["quantity"] == "log-odds of the softmax probability of the class"
     assert abs(float(saturated["peak_saliency"])) > 1
-    assert "fill auto: 0 is taken, since hiding everything leaves 0% with 0, " in capsys.readouterr().err
+    assert "fill auto: 0 is taken, since two halves hidden apart miss " in capsys.readouterr().err
     assert "ConstantFill" in (tmp_path / "auto" / "summary.settings.json").read_text()
     assert float(saturated["fill_leaves"]) < 0.01
 

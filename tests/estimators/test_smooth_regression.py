@@ -32,8 +32,10 @@ def ridge(features: np.ndarray, wanted: np.ndarray, strength: float) -> tuple[np
     return solved[:-1], float(solved[-1])
 
 
-def best_strength(features: np.ndarray, wanted: np.ndarray) -> float:
-    """The penalty with the least leave-one-out error, by refitting without each mask."""
+def best_strength(features: np.ndarray, wanted: np.ndarray, tolerance: float) -> float:
+    """The largest penalty whose leave-one-out error, by refitting without each mask, is within a tolerance of the
+    least, in standard errors of that.
+    """
     centred = features - features.mean(axis=0)
     mean = np.linalg.eigvalsh(centred @ centred.T).clip(0).mean()
     errors = {}
@@ -43,21 +45,29 @@ def best_strength(features: np.ndarray, wanted: np.ndarray) -> float:
             others = np.arange(len(wanted)) != i
             heights, constant = ridge(features[others], wanted[others], strength)
             missed.append(wanted[i] - features[i] @ heights - constant)
-        errors[strength] = np.mean(np.square(missed))
-    return min(errors, key=errors.__getitem__)
+        errors[strength] = np.square(missed)
+    least = min(errors.values(), key=np.mean)
+    most = least.mean() + tolerance * least.std(ddof=1) / len(wanted) ** 0.5
+    return max(strength for strength, squares in errors.items() if squares.mean() <= most)
 
 
-def reference(masks: np.ndarray, scores: np.ndarray, cells: int, groups: int) -> tuple[np.ndarray, np.ndarray]:
+def is_spread_out(effects: np.ndarray) -> bool:
+    return bool((effects > 0.1 * effects.max()).mean() > 0.05)
+
+
+def reference(
+    masks: np.ndarray, scores: np.ndarray, cells: int, groups: int, tolerance: float
+) -> tuple[np.ndarray, np.ndarray]:
     """The effect of each voxel, and its jackknife error, by refitting without each mask: changes add up in groups."""
     basis = np.ones((1, 1))
     for size in masks.shape[1:]:
         basis = np.kron(basis, bumps(size, max(1.0, 0.7 * size / cells)))
     features, n = masks.reshape(len(masks), -1) @ basis, len(scores)
     wanted = np.array([np.mean([math.tanh(4 * (a - b) / scores.std()) for b in scores]) for a in scores])
-    strength = best_strength(features, wanted)
+    strength = best_strength(features, wanted, tolerance)
     first, _ = ridge(features, wanted, strength)
     variance = np.abs(first) / np.abs(first).max() + 0.01
-    again = best_strength(features * np.sqrt(variance), wanted)
+    again = best_strength(features * np.sqrt(variance), wanted, tolerance)
 
     def second(variance: np.ndarray, kept: np.ndarray) -> np.ndarray:
         return np.sqrt(variance) * ridge((features * np.sqrt(variance))[kept], wanted[kept], again)[0]
@@ -92,17 +102,21 @@ def test_against_refitting_without_each_mask(
     masks = bound.render(range(num_masks))[:, 0].numpy()
     rng = np.random.default_rng(0)
     scores = 1 / (1 + np.exp(-masks.reshape(num_masks, -1) @ rng.normal(size=masks[0].size)))
-    effects, error = reference(masks, scores, cells, min(groups, num_masks))
+    sharp, _ = reference(masks, scores, cells, min(groups, num_masks), tolerance=0.0)
+    assert is_spread_out(sharp)
+    effects, error = reference(masks, scores, cells, min(groups, num_masks), tolerance=1.0)
     both = torch.from_numpy(np.stack([scores, 5 - 2 * scores], axis=1))
     given = bound, range(num_masks), both, both[0]
     found = ms.estimators.RegressionScoring(cells).compute(*given).numpy()
     np.testing.assert_allclose(found[0], effects, rtol=1e-6, atol=1e-9 * np.abs(effects).max())
+    looked = ms.estimators.RegressionScoring(cells).effects(*given[:2], both[:, 0], tolerant=False)
+    np.testing.assert_allclose(looked.numpy(), sharp, rtol=1e-6, atol=1e-9 * np.abs(sharp).max())
     np.testing.assert_allclose(found[1], -2 * found[0], rtol=1e-6, atol=1e-9 * np.abs(effects).max())
     np.testing.assert_allclose(
         ms.estimators.RegressionScoring(cells).over_seeds(*given[:3])[0].numpy(), error, rtol=1e-4
     )
     first = np.arange(num_masks) // 2 % 2 == 0
-    halves = [reference(masks[rows], scores[rows], cells, groups=3)[0] for rows in (first, ~first)]
+    halves = [reference(masks[rows], scores[rows], cells, 3, tolerance=1.0)[0] for rows in (first, ~first)]
     bias = 2 * (effects - np.mean(halves, axis=0))
     both = np.hypot(error, bias)
     shrunk = np.sign(bias) == np.sign(effects)
@@ -145,16 +159,17 @@ def test_more_masks_than_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("monai_saliency.estimators.regression._AT_ONCE", 30 * per_mask)
     fit, held = regression_room._fit, []
 
-    def counted(features: torch.Tensor, wanted: torch.Tensor) -> object:
+    def counted(features: torch.Tensor, *given: object) -> object:
         held.append(weakref.ref(features))
-        assert sum(each() is not None for each in held) <= 2  # this part, and the one before
-        return fit(features, wanted)
+        assert len({id(each()) for each in held} - {id(None)}) <= 2  # this part, and the one before
+        return fit(features, *given)
 
     monkeypatch.setattr("monai_saliency.estimators.regression._fit", counted)
     found = regression.compute(bound, range(90), scores, scores[0])
     torch.testing.assert_close(found, torch.stack(parts).mean(dim=0))
     assert regression.standard_error(bound, range(90), scores, scores[0]).shape == found.shape
-    assert len(held) == 15  # of each part for the map, the error over seeds and the bias, there with its two halves
+    # Of each part twice for the map, the error over seeds and the bias, there with its two halves too.
+    assert len(held) == 24
 
 
 def test_the_error_over_seeds_is_calibrated() -> None:

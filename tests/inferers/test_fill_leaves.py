@@ -15,6 +15,7 @@ from monai_saliency.fills import AutoFill
 from monai_saliency.handlers import SaliencyHandler
 from monai_saliency.inferers import choose_fill
 from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.masks import RISEMasks
 from monai_saliency.networks import Ensemble
 from monai_saliency.targets import ClassScore, RegionScore, RegressionScore, Target
 
@@ -109,85 +110,91 @@ def test_under_patches(patches: bool) -> None:
     assert float(found.fill_leaves) == pytest.approx(0.5 / sigmoid(4.0), abs=1e-6)
 
 
-# The fill of a cohort: the candidate that leaves least when it hides everything, the same for every worker.
-HALF = torch.zeros(1, 1, 4, 4)
-HALF[..., :2, :] = 3.0
+# The fill of a cohort: the candidate under which the effects of halves add up best, the same for every worker.
+CANDIDATES = {"0": ms.ConstantFill(0.0), "2": ms.ConstantFill(2.0)}
 
 
-class Zeros(torch.nn.Module):
-    """The share of voxels that are 0: hiding by 0 raises it from a half to 1, the mean and a blur take it away."""
+class Squared(torch.nn.Module):
+    """The square of the mean, or by how much it is above 4 as the logits of two classes."""
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return (images == 0).float().mean((1, 2, 3))[:, None]
-
-
-class Total(torch.nn.Module):
-    """The sum, of which the mean leaves everything, a blur nearly so, and 0 nothing."""
+    def __init__(self, classes: bool = False) -> None:
+        super().__init__()
+        self.classes = classes
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return images.sum((1, 2, 3))[:, None]
+        found = images.mean((1, 2, 3)).square()[:, None]
+        return torch.cat([4 - found, found - 4], dim=1) if self.classes else found
 
 
-class Bright(torch.nn.Module):
-    """The logit that something is bright, and the one that nothing is."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logit = images.amax((1, 2, 3)) - 2
-        return torch.stack([-logit, logit], dim=1)
+def constant(value: float) -> torch.Tensor:
+    return torch.full((1, 1, 4, 4), value)
 
 
-def chosen(network: Any, *images: torch.Tensor, target: Any = None, **given: Any) -> str:
+def missed(value: float, fill: float) -> float:
+    """For an image of one value, of which a share s is kept: the score is ``(fill + s (value - fill)) ** 2``."""
+    shares = RISEMasks(2, 7).bind(IMAGE[0]).render(range(2)).mean((1, 2, 3)).tolist()
+    whole = value**2 - fill**2
+    effects = [[value**2 - (fill + s * (value - fill)) ** 2 for s in (share, 1 - share)] for share in shares]
+    return sum(abs(sum(pair) - whole) for pair in effects) / len(effects) / abs(whole)
+
+
+def chosen(network: Any, *images: torch.Tensor, target: Any = None, **given: Any) -> Any:
     explain = ms.sliding_window(2, 2, target=target or ms.RegressionScore(), fill=AutoFill(**given))
     cases = [(image, ms.Case(f"ct_{i}")) for i, image in enumerate(images)]
-    return type(choose_fill(explain, network, cases).fill).__name__
+    return choose_fill(explain, network, cases).fill
 
 
 def test_by_hand(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "monai_saliency"):
-        # By 0 the share of zeros moves by a half, by the mean and the blur by a half too.
-        assert chosen(Zeros(), HALF) == "ConstantFill"
-        # By 0 from 0.8 to 1, and by the mean to 0.
-        assert chosen(Zeros(), torch.tensor([[[[5.0, 0.0, 0.0, 0.0, 0.0]]]])) == "MeanFill"
-        assert chosen(Total(), HALF) == "ConstantFill"
-    assert "fill auto: 0 is taken, since hiding everything leaves 0% with 0, 100% with mean" in caplog.text
+        for value, best in ((3.0, 2.0), (-3.0, 0.0)):
+            assert chosen(Squared(), constant(value), candidates=CANDIDATES).value == best
+            shares = [f"{missed(value, fill):.0%} with {fill:.0f}" for fill in (0.0, 2.0)]
+            words = f"two halves hidden apart miss of the effect of hiding all {shares[0]}, {shares[1]} (1 case)"
+            assert f"fill auto: {best:.0f} is taken, since {words}" in caplog.text
+
+
+def test_a_fill_that_hides_nothing_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    """The mean and a blur of an image of one value are that image."""
+    with caplog.at_level(logging.INFO, "monai_saliency"):
+        assert isinstance(chosen(Squared(), constant(1.0)), ms.ConstantFill)
+    assert "too much with mean, too much with blur" in caplog.text
 
 
 def test_what_nothing_hides_does_not_count() -> None:
-    """A dark image is the absence of something bright, of which a blur takes nothing away, nor does 0."""
-    target = ms.ClassScore("predicted", "softmax")
-    candidates = {"mean": ms.MeanFill(), "0": ms.ConstantFill(0.0)}
-    dark = torch.full((1, 1, 4, 4), 0.1)
-    spot = torch.zeros(1, 1, 4, 4)
-    spot[..., 1, 1] = 20.0  # its mean is 1.25, which is not bright
-    assert chosen(Bright(), dark, dark, target=target, candidates=candidates) == "MeanFill"  # the first
-    assert chosen(Bright(), dark, spot, HALF + 2, target=target, candidates=candidates) == "ConstantFill"
-    assert chosen(Bright(), target=target, candidates=candidates) == "MeanFill"
-    assert chosen(ms.Ensemble([Bright(), Bright()]), HALF + 2, target=target, candidates=candidates) == "ConstantFill"
+    """A dark image is the absence of something bright, of which neither 0 nor 1 takes anything away. Of a bright one,
+    half of it and 1 is neither dark nor bright, and half of it and 0 is dark.
+    """
+    given: Any = {"target": ms.ClassScore("predicted", "softmax"), "candidates": {"0": ms.ConstantFill(0.0)}}
+    given["candidates"]["1"] = ms.ConstantFill(1.0)
+    network, dark, bright = Squared(classes=True), constant(0.5), constant(3.0)
+    assert chosen(network, dark, dark, **given).value == 0  # the first
+    assert chosen(network, dark, dark, bright, **given).value == 1
+    assert chosen(network, **given).value == 0
+    assert chosen(Ensemble([network, network]), bright, **given).value == 1
 
 
 def test_only_the_first_three_cases_that_can_be_explained_count() -> None:
-    broken = torch.full((1, 1, 4, 4), torch.nan)
-    other = 0 * HALF + 1
-    assert chosen(Total(), broken, HALF, HALF, HALF, other) == "ConstantFill"
+    images = [constant(math.nan), *[constant(-3.0)] * 3, constant(3.0)]
+    assert chosen(Squared(), *images, candidates=CANDIDATES).value == 0
 
 
 @pytest.mark.parametrize("taken", [None, [4], [3, 4]])
 def test_law_2_every_worker_chooses_by_the_whole_cohort(taken: list[int] | None) -> None:
     """Alone, the last cases would give another fill."""
-    zeros = [torch.zeros(1, 4, 4).index_fill(2, torch.tensor([0]), 5.0)] * 3
-    items = [{"case": f"ct_{i}", "image": image} for i, image in enumerate([*zeros, HALF[0], HALF[0]])]
+    values = [-3.0, -3.0, -3.0, 3.0, 3.0]
+    items = [{"case": f"ct_{i}", "image": constant(value)[0]} for i, value in enumerate(values)]
     loader = CohortLoader(CachedDataset(items))
-    network = Zeros().eval()
-    explain = ms.sliding_window(2, 2, target=ms.RegressionScore(), fill=AutoFill())
+    network = Squared().eval()
+    explain = ms.sliding_window(2, 2, target=ms.RegressionScore(), fill=AutoFill(CANDIDATES))
     handler = SaliencyHandler(explain, network, lambda item: item)
     part = loader if taken is None else loader.take(taken)
     CohortEvaluator("cpu", val_data_loader=part, network=network, val_handlers=[handler]).run()
-    assert isinstance(handler.inferer.fill, ms.MeanFill)
+    assert handler.inferer.fill.value == 0
     assert len(handler.explained) == len(taken or items)
-    assert chosen(network, HALF) == "ConstantFill"
+    assert chosen(network, constant(3.0), candidates=CANDIDATES).value == 2
 
 
 def test_it_fills_nothing_itself() -> None:
     explain = ms.sliding_window(2, 2, target=ms.RegressionScore(), fill=AutoFill())
     with pytest.raises(ValueError, match="the fill 'auto' is chosen once for a cohort"):
-        explain(HALF, Total())
+        explain(IMAGE, Squared())
