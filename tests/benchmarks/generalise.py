@@ -101,7 +101,8 @@ def leaves(question: Question, explain: Any, scale: str) -> float:
     else:
         random = torch.Generator().manual_seed(0)
         cells = torch.rand(64, 1, *[7] * question.truth.ndim, generator=random).round().to(hidden.device)
-        masks = torch.nn.functional.interpolate(cells, question.truth.shape)
+        kind = {2: "bilinear", 3: "trilinear"}[question.truth.ndim]  # soft edges: hard ones are evidence to a counter
+        masks = torch.nn.functional.interpolate(cells, question.truth.shape, mode=kind)
         scores = Score(question)(torch.cat([images, masks * question.image + (1 - masks) * hidden])).tolist()
         before, after, moves = scores[0], scores[1], max(abs(each - scores[0]) for each in scores)
     moved = abs(before - after)
