@@ -30,9 +30,9 @@ from record import add_options, keep, markdown
 from scipy import ndimage
 from sklearn.metrics import average_precision_score
 
+from monai_saliency import inferers
 from monai_saliency.cases import Case
 from monai_saliency.data.demo import make_scan
-from monai_saliency.inferers import choose_fill
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.networks.checkpoints import load_checkpoint
 
@@ -123,7 +123,9 @@ class Explained(Rates):
     def add(self, case: dict, *lesion: Any) -> None:
         """Explain a preprocessed case, and note its map on the scan's own grid."""
         image = case["image"][None].as_tensor()
-        self.explain = choose_fill(self.explain, self.network, [(image, Case(case["case"]))])  # once, by the first case
+        self.explain = inferers.choose_fill(
+            self.explain, self.network, [(image, Case(case["case"]))]
+        )  # once, by the first case
         (found,) = self.explain.explain(image, self.network)
         self.forwards.append(found.num_forwards)
         saliency = found.saliency
