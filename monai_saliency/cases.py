@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import nibabel as nib
 import numpy as np
 import torch
 from monai.data import MetaTensor
-from monai.transforms import InvertibleTransform
+from monai.transforms import Compose, InvertibleTransform
 from monai.transforms.traits import RandomizableTrait
 from monai.utils import ImageMetaKey, MetaKeys, TraceKeys
 
@@ -225,6 +225,15 @@ def convert_to_mm(meta: dict, file: str) -> None:
         meta[key][:3] *= unit
     meta[MetaKeys.PIXDIM][1:4] *= unit
     meta["xyzt_units"] = np.array(2, np.uint8)  # mm
+
+
+def steps_of(transform: Any) -> Iterator[Any]:
+    """A transform, or the steps of nested ``Compose`` one by one. (``flatten`` makes new ones of some kinds.)"""
+    if isinstance(transform, Compose):
+        for step in transform.transforms:
+            yield from steps_of(step)
+    elif transform is not None:
+        yield transform
 
 
 def check_inversion(case: str, image: Any, steps: Iterable[tuple[Any, Any]]) -> None:

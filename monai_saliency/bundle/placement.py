@@ -20,7 +20,7 @@ from monai.transforms import Compose, ConcatItemsd, CopyItemsd, InvertibleTransf
 from monai.transforms.utils import convert_applied_interp_mode
 from monai.utils import ImageMetaKey, OptionalImportError, TraceKeys, WSIPatchKeys
 
-from monai_saliency.cases import check_inversion, mm_per_unit
+from monai_saliency.cases import check_inversion, mm_per_unit, steps_of
 from monai_saliency.data.cohort import CaseIds
 from monai_saliency.storage.dicom import holds_series, order_problem, series_files, series_id
 from monai_saliency.storage.files import header_problem
@@ -197,18 +197,9 @@ def _nested(dataset: Any, place: int) -> Iterator[Any]:
         dataset = inner if isinstance(inner, torch.utils.data.Dataset) else None
 
 
-def _steps(transform: Any) -> Iterator[Any]:
-    """The steps of nested ``Compose`` one by one. (``Compose.flatten`` makes new ones of some kinds.)"""
-    if isinstance(transform, Compose):
-        for step in transform.transforms:
-            yield from _steps(step)
-    elif transform is not None:
-        yield transform
-
-
 def _backwards(transform: Any, key: Any) -> Iterator[tuple[Any, Any, Any]]:
     """The steps of a preprocessing, the last one first, each with the image's key after and before it."""
-    for step in reversed([*_steps(transform)]):
+    for step in reversed([*steps_of(transform)]):
         before = key
         if isinstance(step, ConcatItemsd) and step.name == key:
             before = str(step.keys[0])

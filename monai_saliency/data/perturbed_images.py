@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from monai_saliency.cases import Case, image_file
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
-from monai_saliency.sharding import Unit, check_rank, rank_of, units
+from monai_saliency.sharding import Unit, rank_of, units
 
 __all__ = ["PerturbedImages"]
 
@@ -38,8 +38,6 @@ class PerturbedImages(IterableDataset):
         split: how ranks and workers share the cohort: ``"cases"``, ``"masks"`` or ``"auto"``, see
             :func:`monai_saliency.sharding.units`. If they share the masks of a case, each of them loads the case, so
             leave random transforms out.
-        rank: the rank of this process. Default: its rank in the process group.
-        world_size: the number of processes. Default: the size of the process group.
 
     Items:
         dictionaries with the perturbed image ``(C, *spatial)`` under ``image_key``; the name of the case under
@@ -47,8 +45,7 @@ class PerturbedImages(IterableDataset):
         image; and the inputs of ``held_keys``.
 
     Raises:
-        ValueError: when ``split`` is unknown, or ``rank`` or ``world_size`` is given alone or out of its range.
-        ValueError: when a key names something else that is yielded.
+        ValueError: when ``split`` is unknown, or a key names something else that is yielded.
         CaseError: on iterating, when an item holds no image or lacks a key, or when the masks of a case depend on
             earlier scores.
 
@@ -72,8 +69,6 @@ class PerturbedImages(IterableDataset):
         label_key: str | None = None,
         held_keys: Sequence[str] = (),
         split: str = "auto",
-        rank: int | None = None,
-        world_size: int | None = None,
     ) -> None:
         units(0, 1, split)  # checks `split`
         held_keys = ensure_tuple(held_keys)
@@ -85,10 +80,6 @@ class PerturbedImages(IterableDataset):
         self.label_key = label_key
         self.held_keys = held_keys
         self.split = split
-        place: Any = rank, world_size
-        self.place = None if rank is None and world_size is None else place
-        if self.place is not None:
-            check_rank(*self.place)
         self._place_when_sent = (0, 1)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,8 +87,6 @@ class PerturbedImages(IterableDataset):
         return {**self.__dict__, "_place_when_sent": self._rank_of()}
 
     def _rank_of(self) -> tuple[int, int]:
-        if self.place is not None:
-            return self.place
         found = rank_of()
         return found if found[1] > 1 else self._place_when_sent
 

@@ -37,11 +37,6 @@ class DevicesEngine(Engine):
 
     Raises:
         ValueError: when there are none, or not those that are named.
-
-    Example::
-
-        >>> DevicesEngine(["cpu", "cpu"]).devices
-        [device(type='cpu'), device(type='cpu')]
     """
 
     def __init__(self, devices: Sequence[str | torch.device] | None = None) -> None:

@@ -49,11 +49,6 @@ class RayEngine(Engine):
 
     Attributes:
         device: the device of the driver's network, which runs nothing.
-
-    Example::
-
-        >>> RayEngine(max_workers=4, num_gpus=0.5).max_workers
-        4
     """
 
     def __init__(

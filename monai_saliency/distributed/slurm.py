@@ -22,14 +22,6 @@ class SlurmEngine(RankEngine):
 
     Raises:
         ValueError: when the array's indices are not evenly spaced, so that no task knows how many come before it.
-
-    Example::
-
-        >>> task = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "3"}
-        >>> task |= {"SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_STEP": "1"}
-        >>> engine = SlurmEngine(environment=task)
-        >>> engine.rank, engine.world_size
-        (2, 4)
     """
 
     def __init__(self, split: str = "auto", environment: Mapping[str, str] = os.environ) -> None:

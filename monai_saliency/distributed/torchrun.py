@@ -19,11 +19,6 @@ class TorchrunEngine(RankEngine):
 
     Args:
         split: what the processes share, see :class:`~monai_saliency.distributed.RankEngine`.
-
-    Example::
-
-        >>> TorchrunEngine(split="masks").split
-        'masks'
     """
 
     waits = True

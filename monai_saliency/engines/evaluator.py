@@ -52,15 +52,6 @@ class CohortEvaluator(IterationEvaluator):
         args: positional arguments of ``SupervisedEvaluator``.
         failures: the list of failed cases. The error is raised when None.
         kwargs: named arguments of ``SupervisedEvaluator``.
-
-    Example::
-
-        >>> import torch
-        >>> data = [{"image": torch.ones(2, 1, 2, 2)}]
-        >>> evaluator = CohortEvaluator(torch.device("cpu"), data, torch.nn.Flatten())
-        >>> evaluator.run()
-        >>> [tuple(item["pred"].shape) for item in evaluator.state.output]
-        [(4,), (4,)]
     """
 
     def __init__(self, *args: Any, failures: Failures | None = None, **kwargs: Any) -> None:

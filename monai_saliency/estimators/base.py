@@ -163,18 +163,6 @@ class Estimator(ABC):
 
     Where each channel has its own masks, each channel gets its own map, made from the channel's masks alone. Maps are
     ordered by explained value, then by channel: all channels of the first value, all channels of the second, ...
-
-    Example::
-
-        >>> import torch
-        >>> import monai_saliency as ms
-        >>> bound = ms.masks.SlidingWindowMasks(1, 1).bind(torch.zeros(1, 1, 3))
-        >>> estimator = ms.estimators.OcclusionScoring()
-        >>> isinstance(estimator, Estimator)
-        True
-        >>> scores = torch.tensor([[5.0], [4.0], [3.0]])  # of the three masks
-        >>> estimator.compute(bound, range(3), scores, torch.tensor([6.0])).tolist()
-        [[[1.0, 2.0, 3.0]]]
     """
 
     __repr__ = written

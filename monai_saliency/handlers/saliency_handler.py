@@ -17,7 +17,7 @@ from monai.engines import IterationEvents
 from monai.transforms import Invertd
 from monai.utils import CommonKeys
 
-from monai_saliency.cases import Case, affine_in_mm, check_inversion, image_affine, image_file, image_spacing
+from monai_saliency.cases import Case, affine_in_mm, check_inversion, image_affine, image_file, image_spacing, steps_of
 from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
 from monai_saliency.handlers.summary import Summary, described, figures, note_settings, scan_mark, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
@@ -321,10 +321,10 @@ class SaliencyHandler:
             for key in {self.saliency_key, self.standard_error_key, "disagreement"} & item.keys():
                 item[key] = MetaTensor(item[key]).copy_meta_from(item[self.image_key])
             item |= {"explanation": explanation, "title": _title(explanation), "settings": mark, "method": self._method}
-            for step in _steps(self.postprocessing):
+            for step in steps_of(self.postprocessing):
                 if isinstance(step, Invertd) and self.saliency_key in step.keys:
                     of: Any = step.orig_keys[step.keys.index(self.saliency_key)]
-                    check_inversion(explanation.name, item.get(of), [(each, of) for each in _steps(step.transform)])
+                    check_inversion(explanation.name, item.get(of), [(each, of) for each in steps_of(step.transform)])
             done = self.postprocessing(item)
             maps, errors = done[self.saliency_key], done.get(self.standard_error_key)
             if self.summary is not None:
@@ -353,7 +353,7 @@ class SaliencyHandler:
         """Remove the row of a case, its map and its picture, which an earlier run may have written of another scan."""
         if self.summary is not None:
             self.summary.replace({case})
-        for step in _steps(self.postprocessing):
+        for step in steps_of(self.postprocessing):
             if hasattr(step, "withdraw"):
                 with suppress(CaseError):  # of a name that leads out of the folder, so that nothing was written
                     step.withdraw(case)
@@ -389,13 +389,6 @@ def _count(loader: Any) -> int | None:
         return len(loader.names if hasattr(loader, "names") else loader.dataset)
     except (AttributeError, TypeError):
         return None
-
-
-def _steps(transform: Any) -> Iterator[Any]:
-    """A transform, or the steps of a ``Compose`` one by one."""
-    for step in getattr(transform, "transforms", ()):
-        yield from _steps(step)
-    yield transform
 
 
 def predictions_of(output: Any, count: int) -> Sequence[Any] | None:

@@ -214,10 +214,7 @@ def note_settings(table: Summary, description: Mapping[str, str]) -> str:
     mark = sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:8]
     path = table.path.with_suffix(".settings.json")
     with locked(path.with_name(f".{path.name}.lock")):
-        try:
-            known = json.loads(path.read_text()) if path.exists() else {}
-        except ValueError:  # it was cut off: earlier rows are unknown
-            known = {}
+        known = json.loads(path.read_text()) if path.exists() else {}
         known |= {mark: dict(description), "runs": known.get("runs", {}) | {mark: _this_run()}}
         with atomic_path(path) as temporary:
             temporary.write_text(json.dumps(known, indent=1) + "\n")

@@ -53,13 +53,6 @@ class Masks(ABC):
     Attributes:
         by_region: whether masks hide whole regions, so that a map is flat in each region.
         needs_labels: whether these are the regions of the case's label map, which :meth:`bind` needs then.
-
-    Example::
-
-        >>> import torch
-        >>> import monai_saliency as ms
-        >>> ms.masks.SlidingWindowMasks(2, 2).bind(torch.zeros(1, 1, 4, 4)[0]).render([0])[0, 0].tolist()
-        [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
     """
 
     __repr__ = written
@@ -122,16 +115,6 @@ class BoundMasks(ABC):
         layer: what has its own mask where not all channels have one: ``"channel"`` or ``"fill"``, a word for tables.
         smooth: the width in voxels over which an edge rises, one per spatial axis; empty for the masks as rendered.
         numbers: the numbers of the case that masks hide like regions, by name; none where the image alone is hidden.
-
-    Example::
-
-        >>> import torch
-        >>> import monai_saliency as ms
-        >>> bound = ms.masks.RISEMasks(1000, grid_size=4, seed=0).bind(torch.zeros(1, 16, 16))
-        >>> len(bound), bound.spatial_shape, bound.render(range(3)).shape
-        (1000, (16, 16), torch.Size([3, 1, 16, 16]))
-        >>> torch.equal(bound.render([7]), bound.render(range(10))[7:8])  # a mask depends on its id alone
-        True
     """
 
     key: tuple

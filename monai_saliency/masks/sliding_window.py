@@ -161,7 +161,7 @@ class BoundSlidingWindowMasks(BoundBoxMasks):
         return sums[:, None]
 
 
-class MultiScaleWindowMasks(Masks):
+class MultiScaleWindowMasks(SlidingWindowMasks):
     """Windows of several sizes that slide over the image, in 2D and 3D, all hidden in turn.
 
     Level l has the windows of ``SlidingWindowMasks`` of edge ``window_size / 2^l`` and stride
@@ -199,12 +199,8 @@ class MultiScaleWindowMasks(Masks):
         unit: str = "voxel",
         smooth: float | Sequence[float] = 0,
     ) -> None:
-        self.unit = check_unit(unit, "window_size", window_size)
-        check_sizes(unit, window_size=window_size, stride=stride)
-        self.window_size = window_size
+        super().__init__(window_size, stride, unit, smooth)
         self.levels = whole_number("levels", levels, 1)
-        self.stride = stride
-        self.smooth = check_smooth(smooth)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         window = [-(-n // 4) for n in image.shape[1:]] if self.window_size is None else self.window_size

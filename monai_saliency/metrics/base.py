@@ -37,18 +37,6 @@ class SaliencyMetric(BatchMetric):
 
     Attributes:
         higher_is_better: the direction of the metric.
-
-    Example::
-
-        >>> import torch
-        >>> class Highest(SaliencyMetric):
-        ...     def compute(self, y_pred, y=None):
-        ...         return y_pred.flatten(2).amax(2)
-        >>> metric = Highest()
-        >>> metric(torch.tensor([[[[0.0, 2.0]]], [[[4.0, 1.0]]]])).tolist()
-        [[2.0], [4.0]]
-        >>> metric.aggregate().item()
-        3.0
     """
 
     higher_is_better: bool = True

@@ -46,16 +46,6 @@ class BlackBoxInferer(WholeMethodInferer):
 
     Raises:
         ValueError: for settings that are something else.
-
-    Example::
-
-        >>> import torch
-        >>> import monai_saliency as ms
-        >>> explain = ms.xaitk.BlackBoxInferer(
-        ...     ms.xaitk.SlidingWindowStack((2, 2), (2, 2)), ms.ClassScore([0], "none")
-        ... )
-        >>> explain(torch.rand(1, 1, 4, 4), torch.nn.Flatten()).shape
-        torch.Size([1, 1, 4, 4])
     """
 
     def __init__(self, method: Any, target: Target, *args: Any, **settings: Any) -> None:

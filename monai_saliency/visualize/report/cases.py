@@ -67,8 +67,7 @@ class KeptScan:
     @property
     def part(self) -> tuple[slice, ...]:
         """The voxels of a map that are shown."""
-        sizes = self.codes.shape[: len(self.shape)]  # earlier versions kept a box of the scan
-        return tuple(slice(a, a + n * s, s) for a, s, n in zip(self.start, self.stride, sizes, strict=True))
+        return tuple(slice(a, None, s) for a, s in zip(self.start, self.stride, strict=True))
 
     @property
     def values(self) -> np.ndarray:
