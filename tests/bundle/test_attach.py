@@ -1,6 +1,5 @@
 """`attach`: the overlay's maps for an evaluator that is made in Python."""
 
-import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from helpers.brightness import Brightness
 from helpers.dependent import classify
 from helpers.dicom_series import expected_affine, write
-from helpers.files import maps, rows_of
+from helpers.files import contents, maps, rows_of
 from helpers.layouts import Bundle
 from helpers.scans import LPS, volume
 from monai.bundle import ConfigParser
@@ -47,11 +46,6 @@ def evaluator_of(bundle: Bundle, **changes: Any) -> Any:
     return evaluator
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    """All of each map's file: voxels and header."""
-    return {str(p.relative_to(folder)): gzip.decompress(p.read_bytes()) for p in folder.rglob("*_saliency.nii.gz")}
-
-
 @pytest.mark.parametrize(
     ("name", "method"),
     [("spleen_ct_segmentation", {}), ("breast_density_classification", {"method": "rise", "num_masks": 8})],
@@ -65,8 +59,9 @@ def test_the_overlays_maps(name: str, method: dict[str, Any], make: Callable[[st
     given = method | ({"grid_size": 4} if method else {})
     handler = ms.attach(evaluator, output_dir=tmp_path / "attached", **given)
     evaluator.run()
-    assert maps(tmp_path / "attached") == maps(tmp_path / "overlay") != {}
-    assert files(tmp_path / "attached") == files(tmp_path / "overlay")
+    files = [contents(tmp_path / out) for out in ("attached", "overlay")]
+    saved, expected = ({name: each[name] for name in each if name.endswith("_saliency.nii.gz")} for each in files)
+    assert saved == expected != {}  # voxels and headers
     first, second = (rows_of(tmp_path / out / "summary.csv") for out in ("attached", "overlay"))
     for row in [*first, *second]:
         del row["seconds"], row["settings"]
@@ -448,7 +443,6 @@ def global_state() -> Iterator[None]:
 
 
 # DICOM series in somebody else's evaluator, which reads them with MONAI's own readers.
-pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
 hd = pytest.importorskip("highdicom", reason="needs the dicom extra")
 
 VOXELS = np.random.default_rng(0).integers(0, 50, (9, 11, 10)).astype(np.int16)

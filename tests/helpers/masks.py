@@ -19,10 +19,13 @@ def everything(bound: BoundMasks) -> np.ndarray:
     return bound.render(range(len(bound)))[:, 0].numpy()
 
 
+def boxes_of_regions(image: torch.Tensor, _: Any) -> torch.Tensor:
+    labels = torch.zeros(1, *image.shape[1:], dtype=torch.long)
+    labels[:, 2:6, :5], labels[:, 4:, 6:], labels[:, 6:, :2] = 1, 2, 3
+    return labels
+
+
 # Masks in plain loops and float64, in any number of dimensions, with xaitk-saliency's draws.
-__all__ = ["slow_balls", "slow_grids", "slow_mc_rise", "slow_windows"]
-
-
 def slow_grids(shape: tuple[int, ...], n: int, cell: tuple[int, ...], p1: float, seed: int) -> np.ndarray:
     """RandomGrid in float64 and any number of dimensions."""
     size = [int(np.ceil(extent / c)) + 1 for extent, c in zip(shape, cell, strict=True)]

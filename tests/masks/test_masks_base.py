@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.masks import bind
+from helpers.masks import bind, boxes_of_regions
 from helpers.patches import blocks
 from monai.inferers import SlidingWindowInferer
 
@@ -179,12 +179,6 @@ def test_law_2_devices_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.backends.cuda.matmul.allow_tf32
 
 
-def corners(image: torch.Tensor, _: Any) -> torch.Tensor:
-    labels = torch.zeros(1, *image.shape[1:], dtype=torch.long)
-    labels[:, 2:6, :5], labels[:, 4:, 6:], labels[:, 6:, :2] = 1, 2, 3
-    return labels
-
-
 REGION = {"target": ms.RegionScore(0, "none", region="all"), "inferer": SlidingWindowInferer((16, 12), 4, 0.5)}
 
 
@@ -194,7 +188,7 @@ REGION = {"target": ms.RegionScore(0, "none", region="all"), "inferer": SlidingW
         (ms.hsic, {"num_masks": 30, "grid_size": (5, 3)}, 2),
         (ms.sobol, {"num_designs": 2, "grid_size": (5, 3)}, 0.5),
         (ms.sliding_window, {"window_size": (6, 4), "stride": (5, 4), "smooth": 3}, 0.7),
-        (ms.region_occlusion, {"regions": corners, "smooth": 3}, 0.7),
+        (ms.region_occlusion, {"regions": boxes_of_regions, "smooth": 3}, 0.7),
         (ms.hierarchical_occlusion, {"window_size": (8, 6), "levels": 3, "keep": 0.2, "smooth": 3}, 0.7),
         (ms.hierarchical_occlusion, {"regions": lambda image, _: blocks(image.shape[1:], 5, 60, seed=5)}, 0.7),
     ],

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.masks import bind, everything
+from helpers.masks import bind, boxes_of_regions, everything
 from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.masks import CoalitionMasks, RegionMasks, SlidingWindowMasks
@@ -58,12 +58,6 @@ class TestRegionMasks:
 
 # Smooth edges: by hand, against a slow average, and on remembered patches.
 WIDTHS = [2, 3, 4.5, (1, 5)]
-
-
-def boxes_of_regions(image: torch.Tensor, _: Any) -> torch.Tensor:
-    labels = torch.zeros(1, *image.shape[1:], dtype=torch.long)
-    labels[:, 2:6, :5], labels[:, 4:, 6:], labels[:, 6:, :2] = 1, 2, 3
-    return labels
 
 
 def slow_average(hidden: np.ndarray, widths: tuple[float, ...]) -> np.ndarray:

@@ -381,12 +381,3 @@ def test_the_slow_loop(shape: tuple[int, ...], grid: Any, cells: tuple[int, ...]
     for voxel in itertools.product(*map(range, shape)):
         cell = tuple(v * c // n for v, c, n in zip(voxel, cells, shape, strict=True))
         assert np.array_equal(found[(slice(None), *voxel)], kept[(slice(None), *cell)])
-
-
-def test_cells_of_an_odd_axis_by_hand() -> None:
-    bound: Any = bind(GridMasks(4, 4), 1, 10)
-    assert bound.index[0].tolist() == [1, 1, 1, 2, 2, 3, 3, 3, 4, 4]
-    assert bound.spread(torch.tensor([[1.0, 2, 3, 4], [0, 0, 7, 0]]))[:, 0].tolist() == [
-        [1, 1, 1, 2, 2, 3, 3, 3, 4, 4],
-        [0, 0, 0, 0, 0, 7, 7, 7, 0, 0],
-    ]
