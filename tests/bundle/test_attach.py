@@ -126,33 +126,19 @@ def test_an_ensemble_is_refused(tmp_path: Path) -> None:
 
 
 class Conditioned(torch.nn.Module):
-    def forward(self, x: torch.Tensor, cond: Any) -> torch.Tensor:
-        given = cond["v"] if isinstance(cond, dict) else cond[0]
-        return classify(x) * given.reshape(-1, 1)
+    def forward(self, x: torch.Tensor, cond: dict[str, torch.Tensor]) -> torch.Tensor:
+        return classify(x) * cond["v"].reshape(-1, 1)
 
 
-@pytest.mark.parametrize("kind", ["dict", "tensor"])
-def test_further_inputs_of_each_image(kind: str, tmp_path: Path) -> None:
-    """Wherever they lie, each image keeps its own."""
-    further = lambda v: {"dict": {"v": v}, "tensor": v}[kind]  # noqa: E731
-
-    class Network(Conditioned):
-        def forward(self, x: torch.Tensor, cond: Any) -> torch.Tensor:
-            return super().forward(x, {"v": cond} if kind == "tensor" else cond)
-
+def test_further_inputs_of_each_image(tmp_path: Path) -> None:
+    """Wherever they lie, here in a dictionary, each image keeps its own."""
     data = [{"image": torch.rand(1, 12, 11, 10, generator=torch.manual_seed(i)), "v": 1.0 + i} for i in range(3)]
+    prepare = lambda batch, *_, **__: (batch["image"], None, (), {"cond": {"v": batch["v"]}})  # noqa: E731
     rows = []
     for batch_size in (1, 3):
-        run = SupervisedEvaluator(
-            torch.device("cpu"),
-            DataLoader(Dataset(data), batch_size=batch_size),
-            Network(),
-            prepare_batch=lambda batch, *_, **__: (batch["image"], None, (), {"cond": further(batch["v"])}),
-        )
+        run = in_memory(data, Conditioned(), batch_size, prepare_batch=prepare)
         out = tmp_path / f"maps{batch_size}"
-        given: dict[str, Any] = {"method": "sliding_window", "window_size": 6, "stride": 6, "classes": [0]}
-        ms.attach(run, out, activation="none", network_id=f"conditioned by a {kind}", **given)
-        run.run()
+        explained(run, out, window_size=6, stride=6, classes=[0], network_id="conditioned")
         rows.append([(row["score"], row["peak_saliency"]) for row in rows_of(out / "summary.csv")])
     assert rows[0] == rows[1]
     assert len({score for score, _ in rows[0]}) == 3

@@ -203,12 +203,15 @@ def network(last: torch.nn.Module) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3, padding=1, bias=False), torch.nn.ReLU(), last)
 
 
-@pytest.mark.parametrize("method", ["rise", "windows"])
+@pytest.mark.parametrize("method", ["rise", "windows", "patches"])
 @pytest.mark.parametrize("images", [1, 2])
-def test_whole_images(method: str, images: int) -> None:
-    inner = network(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2 * 120, 3)))
+def test_it_is_compiled_once(method: str, images: int) -> None:
+    whole = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2 * 120, 3))
+    inner = network(torch.nn.Conv2d(2, 2, 1) if method == "patches" else whole)
     quick, shapes = compiled(inner)
-    settings = {"target": ms.ClassScore([1], "softmax"), "mask_batch_size": 4}
+    settings: dict[str, Any] = {"target": TARGET, "mask_batch_size": 4}
+    if method == "patches":
+        settings |= {"target": WHOLE, "inferer": SlidingWindowInferer(6, 4, overlap=0.5)}
     # Neither number of masks fills the last batch.
     explain = ms.rise(17, 3, **settings) if method == "rise" else ms.sliding_window(4, 3, **settings)
     batch = torch.cat([COMPILED_ON, COMPILED_ON.flip(2)])[:images]
@@ -217,16 +220,6 @@ def test_whole_images(method: str, images: int) -> None:
     explain(batch, quick)
     assert len(shapes) == 1
     torch.testing.assert_close(maps, explain(batch, inner), rtol=1e-5, atol=1e-6)
-
-
-def test_patches() -> None:
-    inner = network(torch.nn.Conv2d(2, 2, 1))
-    quick, shapes = compiled(inner)
-    inferer = SlidingWindowInferer(6, 4, overlap=0.5)
-    explain = ms.sliding_window(4, 3, target=ms.RegionScore([0, 1], "softmax", region="all"), inferer=inferer)
-    maps = explain(COMPILED_ON, quick)
-    assert len(shapes) == 1
-    torch.testing.assert_close(maps, explain(COMPILED_ON, inner), rtol=1e-5, atol=1e-6)
 
 
 # A network in training mode, however it is hidden: the map of evaluation mode, computed here by plain loops, and the

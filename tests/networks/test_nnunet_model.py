@@ -128,31 +128,6 @@ def test_slices_of_a_volume_go_through_a_network_of_slices() -> None:
         assert torch.equal(found[:, :, 0], network(patches[:, :, 0]))
 
 
-# nnU-Net's sliding window: its own predictor's logits, and remembered patches of it.
-SHAPES = {"3d_fullres": ((11, 30, 24), (5, 19, 13)), "2d": ((3, 30, 24), (2, 19, 13))}
-
-
-@pytest.mark.parametrize(
-    ("configuration", "folds", "mirroring"),
-    [("3d_fullres", [0, 1], True), ("3d_fullres", [0], False), ("2d", [0], True)],
-)
-def test_predicts_what_nnunet_predicts(nnunet_models: Path, configuration: str, folds: Any, mirroring: bool) -> None:
-    """And with as many forwards; also where patches are larger than the image."""
-    model = NNUNetModel(nnunet_models, folds, configuration)
-    predictor = own_predictor(model.folder, folds, mirroring)
-    network, inferer = model.network(mirroring), NNUNetInferer(model.patch_size)
-    for shape in SHAPES[configuration]:
-        image = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-        with torch.no_grad(), counted_patches() as ours:
-            found = inferer(image[None], network)[0]
-        with counted_patches() as theirs:
-            expected = predictor.predict_logits_from_preprocessed_data(image)
-        assert expected.std() > 0.1
-        gap = (found.softmax(0) - expected.float().softmax(0)).abs().max()
-        assert gap < 1e-6, f"{shape}: {gap}"
-        assert sum(ours) == sum(theirs)
-
-
 @pytest.mark.parametrize(
     ("configuration", "shape", "edges"), [("3d_fullres", (7, 20, 18), [4, 10, 9]), ("2d", (3, 30, 24), [1, 15, 12])]
 )
