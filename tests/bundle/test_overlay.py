@@ -199,10 +199,14 @@ def small_bundle(scans: list[Path], network: torch.nn.Module, **parts: Any) -> C
 
 
 class Brightness(torch.nn.Module):
-    """Two channels: nothing, and how far a voxel is above 100."""
+    """Two channels: nothing, and how far a voxel is above a value."""
+
+    def __init__(self, above: float = 100) -> None:
+        super().__init__()
+        self.above = above
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return torch.cat([torch.zeros_like(image), image - 100], dim=1)
+        return torch.cat([torch.zeros_like(image), image - self.above], dim=1)
 
 
 class Deaf(torch.nn.Module):
@@ -219,20 +223,13 @@ def test_peak_lies_on_the_planted_structure_in_the_scan(make: Callable[[str], Bu
     data[12:16, 4:8, 6:10] = 200
     path = tmp_path / "data" / "scan.nii.gz"
     nib.save(nib.Nifti1Image(data, AFFINES[0]), path)
-    network = {"_target_": f"{Planted.__module__}.Planted"}
+    network = {"_target_": f"{Brightness.__module__}.Brightness", "above": 2}  # standard deviations above the mean
     asked = {"saliency_num_masks": 200, "saliency_grid_size": 5, "saliency_picture": False}
     bundle.explain(model=network, weights="nothing to load", saliency_dir=str(tmp_path / "maps"), **asked)
     (row,) = rows_of(tmp_path / "maps" / "summary.csv")
     peak = [float(row[f"peak_{axis}_mm"]) for axis in "xyz"]
     voxel = nib.affines.apply_affine(np.linalg.inv(AFFINES[0]), peak)
     assert ((voxel > [10.5, 2.5, 4.5]) & (voxel < [16.5, 8.5, 10.5])).all()  # within one voxel
-
-
-class Planted(torch.nn.Module):
-    """Segments what is more than two standard deviations above the mean."""
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return torch.cat([torch.zeros_like(image), image - 2], dim=1)
 
 
 def test_network_that_ignores_the_image_gets_an_error_and_no_map(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import logging
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers.scans import volume
 from monai.data import ArrayDataset, DataLoader, Dataset, MetaTensor
 
 from monai_saliency.bundle.placement import Placement
@@ -16,10 +18,7 @@ from monai_saliency.transforms import case_writers
 AFFINE = np.array([[2.0, 0.1, 0, 5], [-0.1, 1.5, 0.2, 6], [0, -0.2, 3.0, 7], [0, 0, 0, 1]])
 
 
-def scan(path: Path, shape: tuple[int, ...] = (10, 8, 6)) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nib.save(nib.Nifti1Image(np.random.default_rng(0).uniform(0, 1, shape).astype(np.float32), AFFINE), path)
-    return path
+scan = partial(volume, shape=(10, 8, 6), affine=AFFINE, seed=0)
 
 
 class Placing(Placement):
