@@ -56,8 +56,7 @@ class AttachSettings:
             that ``method="shapley"`` hides like regions: their names and baselines by argument, such as
             ``{"clinical": {"age": 62.0, "sex": 0.5}}`` (:class:`~monai_saliency.DictInput`).
         fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
-        mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large. ``"auto"``
-            decides by the size of the image.
+        mask_batch_size: perturbed images in one batch, at the most; by default ``"auto"``, by the size of the image.
         amp: explain in half precision, ``"bf16"`` or ``"fp16"`` (:func:`~monai_saliency.networks.accelerated`); False
             explains in the evaluator's precision. Predictions stay what they are.
         channels_last: explain with images whose channels come last in memory, which convolutions may run faster.
@@ -102,7 +101,7 @@ class AttachSettings:
     fill: float | str | Callable[[torch.Tensor], torch.Tensor] = "auto"
     fill_unit: str = "network"
     numbers: Mapping[str, Any] | None = None
-    mask_batch_size: int | str | None = None
+    mask_batch_size: int | str = "auto"
     amp: str | bool | None = False
     channels_last: bool = False
     compile: bool | str | Mapping[str, Any] | None = False
@@ -170,7 +169,7 @@ class AttachSettings:
             target=target,
             fill=fill_in_unit(self.fill) if self.fill_unit == "network" else None,
             inferer=own,
-            mask_batch_size=self.mask_batch_size or 1,
+            mask_batch_size=self.mask_batch_size,
             progress=True,
             output=output,
             autocast=dict(evaluator.amp_kwargs) if evaluator.amp else None,

@@ -40,9 +40,6 @@ __all__ = ["AttachedHandler"]
 Events = require("ignite.engine", extra="bundle").Events
 logger = logging.getLogger(__name__)
 
-# Values in one batch of perturbed images, 64 MB in float32.
-_BATCH_VALUES = 2**24
-
 
 class AttachedHandler(SaliencyHandler):
     """Explains the batches of any evaluator, by what its inferer is given and gives."""
@@ -138,8 +135,6 @@ class AttachedHandler(SaliencyHandler):
             inputs = self.settings.inputs or (ListInput() if call.is_list else TensorInput())
             held, own = call.of(group).taken([*(self.settings.numbers or ())])
             changes: dict[str, Any] = {"inputs": inputs, "inferer": Replay.of(self._own, own, unsure)}
-            if self.settings.mask_batch_size is None:
-                changes["mask_batch_size"] = max(1, min(16, _BATCH_VALUES // images[group[0]].numel()))
             # The cases have their own files and voxel sizes, and a stack would have the first one's.
             alone = len(group) == 1
             together = torch.stack([images[i] if alone else plain(images[i]) for i in group])

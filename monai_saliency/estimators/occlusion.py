@@ -79,17 +79,6 @@ class SimilarityScoring(OcclusionScoring):
 
     With :class:`~monai_saliency.EmbeddingSimilarity` each reference has its own map. xaitk-saliency's
     ``SimilarityScoring`` is this map, scaled to [-1, 1], with ``"distance"`` for its ``"euclidean"``.
-
-    Example::
-
-        >>> import torch
-        >>> from monai_saliency import ClassScore, PerturbationInferer
-        >>> from monai_saliency.estimators import SimilarityScoring
-        >>> from monai_saliency.masks import SlidingWindowMasks
-        >>> explain = PerturbationInferer(SlidingWindowMasks(1), ClassScore([0], "none"), SimilarityScoring())
-        >>> image = torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]])
-        >>> explain(image, lambda x: x.flatten(1).sum(1, keepdim=True)).tolist()  # the score is the sum of the image
-        [[[[1.0, 0.0], [3.0, 4.0]]]]
     """
 
     def _averaged(self, drops: Tensor) -> Tensor:
@@ -109,17 +98,6 @@ class SquaredDifferenceScoring(OcclusionScoring):
     outputs; xaitk-saliency's ``SquaredDifferenceScoring`` is this sum, moved and scaled to [0, 1].
 
     **Unit**: the square of the score's, without sign.
-
-    Example::
-
-        >>> import torch
-        >>> from monai_saliency import ClassScore, PerturbationInferer
-        >>> from monai_saliency.estimators import SquaredDifferenceScoring
-        >>> from monai_saliency.masks import SlidingWindowMasks
-        >>> explain = PerturbationInferer(SlidingWindowMasks(1), ClassScore([0], "none"), SquaredDifferenceScoring())
-        >>> image = torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]])
-        >>> explain(image, lambda x: x.flatten(1).sum(1, keepdim=True)).tolist()  # the score is the sum of the image
-        [[[[0.5, 2.0], [4.5, 8.0]]]]
     """
 
     def _averaged(self, drops: Tensor) -> Tensor:
@@ -137,18 +115,6 @@ class HierarchicalScoring(Estimator):
     ``sum((f0 - f) * (1 - M))``. Windows of one level do not overlap, so each level adds the drop of its window over the
     voxel: the map of a probability can reach the number of levels. It is in the score's unit; divide by the number of
     levels for a drop per level. A constant network gives a map of zeros.
-
-    Example::
-
-        >>> import torch
-        >>> from monai_saliency import ClassScore, PerturbationInferer
-        >>> from monai_saliency.estimators import HierarchicalScoring
-        >>> from monai_saliency.masks import HierarchicalMasks
-        >>> masks = HierarchicalMasks(window_size=2, levels=2)
-        >>> explain = PerturbationInferer(masks, ClassScore([0], "none"), HierarchicalScoring())
-        >>> image = torch.tensor([[[[1.0, 2.0, 0.0, 1.0], [3.0, 4.0, 0.0, 0.0]]]])
-        >>> explain(image, lambda x: x.flatten(1).sum(1, keepdim=True)).tolist()  # the score is the sum of the image
-        [[[[11.0, 12.0, 1.0, 1.0], [13.0, 14.0, 1.0, 1.0]]]]
     """
 
     def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:

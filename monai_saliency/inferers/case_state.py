@@ -20,10 +20,9 @@ from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.targets.recalibrated import softened
-from monai_saliency.utils.boxes import Box, everywhere
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import score_precision
-from monai_saliency.utils.tensors import finite_between, plain
+from monai_saliency.utils.tensors import Box, everywhere, finite_between, plain
 from monai_saliency.utils.timing import stage
 
 __all__ = ["HIDDEN", "CaseState", "sampled"]

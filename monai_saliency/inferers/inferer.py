@@ -23,9 +23,9 @@ from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.explanation import Explanation, warned
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
-from monai_saliency.inferers.patches import remember
+from monai_saliency.inferers.patches import RememberedPatches, remember
 from monai_saliency.inferers.progress import Progress, following
-from monai_saliency.inferers.rounds import Scoring, WholeImages, batch_size, cut, of_part, rows_in_batch
+from monai_saliency.inferers.rounds import WholeImages, batch_size, cut, of_part, rows_in_batch
 from monai_saliency.inferers.row_check import RowsDepend, say_once
 from monai_saliency.inferers.sharing import note_origin
 from monai_saliency.masks.base import Masks
@@ -282,7 +282,7 @@ class PerturbationInferer(Inferer):
             deciding = {**self.deciding, "estimator": self.estimator, "further inputs": further}
             note_origin(states, deciding, forward.network, with_images=meet is None)
         size = 1 if one_by_one else rows_in_batch(self.mask_batch_size, states)
-        scoring: Scoring | None = None
+        scoring: RememberedPatches | WholeImages | None = None
         if self.patch_memory and not one_by_one and _cuts_patches(self.inferer):
             scoring = remember(forward, states, PatchMemory() if self.patch_memory is True else self.patch_memory)
         scoring = scoring or WholeImages(forward, states, split, size)

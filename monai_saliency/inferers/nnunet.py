@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.utils.arguments import require
-from monai_saliency.utils.boxes import everywhere
 from monai_saliency.utils.patch_grid import PatchGrid
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import everywhere, plain
 
 __all__ = ["NNUNetInferer"]
 

@@ -10,9 +10,9 @@ import torch
 
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.masks.base import BoundMasks, Id
-from monai_saliency.utils.boxes import Box, everywhere, within
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.precision import accumulation_dtype
+from monai_saliency.utils.tensors import Box, everywhere, within
 
 __all__ = ["PatchCase", "Swap", "cancels", "find_touches", "find_trims"]
 

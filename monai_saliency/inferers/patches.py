@@ -29,14 +29,14 @@ from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.nnunet import NNUNetInferer
 from monai_saliency.inferers.patch_case import PatchCase, cancels
 from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
-from monai_saliency.inferers.rounds import Plan, Rows, Scoring
+from monai_saliency.inferers.rounds import Plan, Rows
 from monai_saliency.inferers.row_check import RowCheck, RowsDepend, run_alone, say_once
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.networks.inputs import TensorInput
 from monai_saliency.networks.outputs import read
-from monai_saliency.utils.boxes import everywhere
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.patch_grid import PatchGrid
+from monai_saliency.utils.tensors import everywhere
 from monai_saliency.utils.timing import stage
 
 __all__ = ["RememberedPatches", "remember"]
@@ -96,8 +96,8 @@ def _problems(forward: Forward, masks: BoundMasks, image: torch.Tensor) -> Itera
         )
 
 
-class RememberedPatches(Scoring):
-    """The cases of one call on their way through patches of the network."""
+class RememberedPatches:
+    """Scores the rows of some cases by patches: the cases of one call on their way through patches of the network."""
 
     def __init__(self, forward: Forward, states: Sequence[CaseState], limits: PatchMemory) -> None:
         inferer: Any = forward.inferer
@@ -152,6 +152,7 @@ class RememberedPatches(Scoring):
         return Plan(total, self.done, self.num_patches)
 
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], None]) -> None:
+        """Score the rows of a round that have no scores yet."""
         self._advance = advance
         todo = self._todo(batches)
         for index, start, stop in todo:

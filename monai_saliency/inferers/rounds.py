@@ -5,7 +5,6 @@ Where outputs of patches are remembered, :mod:`monai_saliency.inferers.patches` 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -22,7 +21,7 @@ from monai_saliency.utils.arguments import whole_number
 from monai_saliency.utils.monai_private import tensor_version
 from monai_saliency.utils.timing import stage
 
-__all__ = ["AutoSize", "Plan", "Rows", "Scoring", "WholeImages", "batch_size", "cut", "of_part", "rows_in_batch"]
+__all__ = ["AutoSize", "Plan", "Rows", "WholeImages", "batch_size", "cut", "of_part", "rows_in_batch"]
 
 #: a case's place, its first row, and its last row + 1
 Rows: TypeAlias = tuple[int, int, int]
@@ -88,20 +87,8 @@ class Plan(NamedTuple):
     per_prediction: int = 1
 
 
-class Scoring(ABC):
-    """Scores the rows of some cases by forwards of the network."""
-
-    @abstractmethod
-    def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
-        """Prepare a round."""
-
-    @abstractmethod
-    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], None]) -> None:
-        """Score the rows of a round that have no scores yet."""
-
-
-class WholeImages(Scoring):
-    """Runs the inner inferer on batches of whole perturbed images."""
+class WholeImages:
+    """Scores the rows of some cases by the inner inferer, on batches of whole perturbed images."""
 
     def __init__(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, batch_size: int) -> None:
         self.forward, self.states, self.split = forward, states, split
@@ -116,9 +103,11 @@ class WholeImages(Scoring):
         self.batch = image.new_zeros(batch_size, len(image) + split.held_images.shape[1], *image.shape[1:])
 
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
+        """The forwards of a round."""
         return Plan(sum(stop - start for batch in batches for _, start, stop in batch))
 
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], None]) -> None:
+        """Score the rows of a round that have no scores yet."""
         for batch in batches:
             if not all(self.states[index].has(start, stop) for index, start, stop in batch):
                 self._run(batch)

@@ -27,9 +27,8 @@ from monai_saliency.utils.arguments import (
     whole_numbers,
     written,
 )
-from monai_saliency.utils.boxes import Box, everywhere
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
-from monai_saliency.utils.tensors import blend
+from monai_saliency.utils.tensors import Box, blend, everywhere
 
 __all__ = ["BoundMasks", "Id", "Ids", "MakesRegions", "Masks", "Spacing"]
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Ids, Masks, Regions, Spacing
 from monai_saliency.utils.arguments import instance
-from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.tensors import to_device
+from monai_saliency.utils.tensors import Box, to_device
 
 __all__ = ["ChannelMasks", "IndependentChannelMasks"]
 

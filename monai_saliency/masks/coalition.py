@@ -18,8 +18,8 @@ from monai_saliency.cases import Number
 from monai_saliency.masks.base import Ids, MakesRegions, Masks, Regions, Spacing, random_rows
 from monai_saliency.masks.region import BoundRegionMasks, check_regions, find_regions
 from monai_saliency.utils.arguments import flag, instance, whole_number
-from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
+from monai_saliency.utils.tensors import Box
 
 __all__ = [
     "BoundCoalitionMasks",

@@ -19,9 +19,8 @@ from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Spacing, rando
 from monai_saliency.masks.sliding_window import PatchWindowMasks
 from monai_saliency.masks.until import ended, wanted_agreement
 from monai_saliency.utils.arguments import instance, number, whole_number
-from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import exact_arithmetic
-from monai_saliency.utils.tensors import to_device
+from monai_saliency.utils.tensors import Box, to_device
 
 __all__ = ["BoundFocusedMasks", "FocusedMasks"]
 

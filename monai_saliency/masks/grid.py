@@ -11,7 +11,7 @@ from torch import Tensor
 from monai_saliency.masks.base import Ids, MakesRegions, Masks, Regions, Spacing, random_rows
 from monai_saliency.masks.region import BoundRegionMasks, check_regions, find_regions
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
-from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.tensors import Box
 
 __all__ = ["BoundSobolMasks", "GridMasks", "SobolMasks", "SubsetMasks"]
 

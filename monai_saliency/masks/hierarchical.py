@@ -29,9 +29,8 @@ from monai_saliency.masks.region import check_regions, find_regions
 from monai_saliency.masks.sliding_window import BoundBoxMasks, affordable
 from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import instance, number, whole_number
-from monai_saliency.utils.boxes import Box, within
 from monai_saliency.utils.patch_grid import PatchGrid
-from monai_saliency.utils.tensors import to_device
+from monai_saliency.utils.tensors import Box, to_device, within
 
 __all__ = ["BoundHierarchicalMasks", "HierarchicalMasks", "RegionHierarchyMasks"]
 

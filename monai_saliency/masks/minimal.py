@@ -15,7 +15,7 @@ from torch import Tensor
 from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Spacing, overlap
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.utils.arguments import number
-from monai_saliency.utils.boxes import Box, within
+from monai_saliency.utils.tensors import Box, within
 
 __all__ = ["BoundMinimalMasks", "FoundRegion", "MinimalMasks"]
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing
 from monai_saliency.masks.region import find_regions
 from monai_saliency.utils.arguments import whole_number
-from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.tensors import plain, to_device
+from monai_saliency.utils.tensors import Box, plain, to_device
 
 __all__ = ["BoundOrderMasks", "OrderMasks"]
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from monai_saliency.masks.base import BoundMasks, Ids, MakesRegions, Masks, Regions, Spacing, random_rows
 from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import instance, probability, whole_number
-from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.tensors import check_labels, plain, to_device
+from monai_saliency.utils.tensors import Box, check_labels, plain, to_device
 
 __all__ = ["BoundRegionMasks", "RegionMasks", "check_regions", "find_regions"]
 

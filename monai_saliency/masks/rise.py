@@ -10,9 +10,8 @@ from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, check_sizes, check_unit, in_voxels, random_rows
 from monai_saliency.utils.arguments import instance, per_axis, probability, whole_number, whole_numbers
-from monai_saliency.utils.boxes import Box, everywhere
 from monai_saliency.utils.precision import exact_arithmetic
-from monai_saliency.utils.tensors import blend, to_device
+from monai_saliency.utils.tensors import Box, blend, everywhere, to_device
 
 __all__ = ["BoundRISEMasks", "MCRISEMasks", "RISEMasks", "RandomGridMasks"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, check_sizes, check_unit, in_voxels, overlap
 from monai_saliency.utils.arguments import finite_numbers, per_axis, positive_numbers
-from monai_saliency.utils.boxes import Box, within
+from monai_saliency.utils.tensors import Box, within
 
 __all__ = ["SlidingRadialMasks"]
 

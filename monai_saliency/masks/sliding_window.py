@@ -15,10 +15,9 @@ from torch import Tensor
 from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, check_sizes, check_unit, in_voxels
 from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import instance, whole_number
-from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.precision import exact_arithmetic
-from monai_saliency.utils.tensors import to_device
+from monai_saliency.utils.tensors import Box, to_device
 
 __all__ = ["BoundBoxMasks", "MultiScaleWindowMasks", "PatchWindowMasks", "SlidingWindowMasks", "affordable"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from monai_saliency.utils.arguments import finite_numbers, per_axis
-from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.tensors import Box
 
 __all__ = ["averaged", "check_smooth", "grown", "widths_of"]
 

@@ -15,8 +15,8 @@ from torch.nn.functional import logsigmoid
 from monai_saliency.cases import Case
 from monai_saliency.networks.outputs import choices, shape
 from monai_saliency.utils.arguments import written
-from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import exact_arithmetic
+from monai_saliency.utils.tensors import Box
 
 __all__ = [
     "ACTIVATIONS",

@@ -35,7 +35,7 @@ from monai_saliency.targets.regions import (
     predicted_labels,
 )
 from monai_saliency.utils.arguments import check_option, indices, number, whole_number
-from monai_saliency.utils.boxes import Box, everywhere
+from monai_saliency.utils.tensors import Box, everywhere
 
 __all__ = ["DiceScore", "PredictedRegionScore", "RegionScore"]
 

@@ -15,8 +15,7 @@ from monai.transforms import InvertibleTransform, MapTransform
 from monai.utils import TraceKeys
 
 from monai_saliency.utils.arguments import require
-from monai_saliency.utils.boxes import everywhere
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import everywhere, plain
 
 __all__ = ["NNUNetPreprocessd"]
 

@@ -10,8 +10,8 @@ from monai.data.utils import dense_patch_slices
 from monai.inferers import SliceInferer, SlidingWindowInferer
 from monai.utils import ensure_tuple_rep, fall_back_tuple
 
-from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.monai_private import scan_interval
+from monai_saliency.utils.tensors import Box
 
 __all__ = ["PatchGrid"]
 

@@ -1,4 +1,4 @@
-"""Tensors with and without meta data, on the device and in the memory of the host."""
+"""Tensors with and without meta data, on the device and in the memory of the host, and boxes in them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ import torch
 from monai.data import MetaTensor
 
 __all__ = [
+    "Box",
     "blend",
     "check_labels",
     "columns",
+    "everywhere",
     "finite_between",
     "keep_freed_memory",
     "plain",
     "to_device",
     "to_host",
     "with_meta_of",
+    "within",
 ]
+
+#: a box in a volume: one slice with start and stop for each spatial axis
+Box = tuple[slice, ...]
 
 
 def plain(value: Any) -> Any:
@@ -122,3 +128,15 @@ def keep_freed_memory(device: torch.device | str = "cpu") -> bool:
         return False
     library = ctypes.CDLL(None)
     return bool(library.mallopt(-4, 0) and library.mallopt(-1, -1))  # M_MMAP_MAX, M_TRIM_THRESHOLD
+
+
+def within(box: Box, frame: Box) -> Box:
+    """A box in the coordinates of a larger box around it."""
+    return tuple(
+        slice(side.start - outer.start, side.stop - outer.start) for side, outer in zip(box, frame, strict=True)
+    )
+
+
+def everywhere(box: Box) -> Box:
+    """A box in all channels."""
+    return (slice(None), *box)

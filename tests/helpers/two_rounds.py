@@ -9,7 +9,7 @@ import torch
 
 import monai_saliency as ms
 from monai_saliency.masks import BoundMasks, Masks
-from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.tensors import Box
 
 __all__ = ["TwoRounds", "two_rounds"]
 

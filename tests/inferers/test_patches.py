@@ -1,4 +1,3 @@
-import logging
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfe
 
 import monai_saliency as ms
 from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.inferers.patches import RememberedPatches
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import BoundTarget, Target
 
@@ -367,16 +367,16 @@ def test_patches_that_the_target_does_not_read(method: str, images: int) -> None
         torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-8, atol=1e-9)
 
 
-def test_the_price_of_a_later_round(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_price_of_a_later_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted with what earlier rounds have run."""
     explain = ms.hierarchical_occlusion(
         levels=3, target=ms.RegionScore(1, "softmax", "all"), inferer=SlidingWindowInferer((16, 16), 4, 0.5)
     )
     image = torch.zeros(1, 1, 64, 72)
     image[..., 20:30, 34:44] += 1
-    with caplog.at_level(logging.DEBUG):
-        (found,) = explain.explain(image, Local())
-    said = [each for line in caplog.messages for each in re.findall(r"at least (\d+) .* (\d+) of them done", line)]
-    totals, done = zip(*said, strict=True)
-    assert done == (str(found.per_prediction), *totals[:-1])
-    assert totals[-1] == str(found.num_forwards)
+    plan, plans = RememberedPatches.plan, []
+    monkeypatch.setattr(RememberedPatches, "plan", lambda *given: plans.append(plan(*given)) or plans[-1])
+    (found,) = explain.explain(image, Local())
+    totals = [each.total for each in plans]
+    assert [each.done for each in plans] == [found.per_prediction, *totals[:-1]]
+    assert totals[-1] == found.num_forwards

@@ -234,13 +234,6 @@ def test_a_wrong_batch_size(wrong: object) -> None:
         batch_size(wrong)
 
 
-def test_a_round_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """At debug level."""
-    with caplog.at_level(logging.DEBUG, "monai_saliency"):
-        ms.rise(64, 2, target=TARGET).explain(images(), Spots(), names=["ct_7"])
-    assert caplog.messages == ["ct_7: 65 forwards, up to 0 more masks later"]
-
-
 # What is shown of a run: a price, a line or a bar.
 class Clock:
     """Seconds that a test sets."""
