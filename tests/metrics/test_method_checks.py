@@ -60,6 +60,8 @@ def test_agreement_between_fills() -> None:
     assert found.shape == (2, 2)
     alone = [metrics.RankAgreement().compute(maps, other) for other in others]
     np.testing.assert_allclose(torch.stack(alone).mean(0), expected, rtol=0, atol=1e-6)
+    flat = torch.full_like(maps, 2.0)
+    assert bool(metrics.RankAgreement().compute(maps, flat).isnan().all())
 
 
 def state_of(network: nn.Module) -> dict[str, bytes]:

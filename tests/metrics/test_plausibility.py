@@ -30,7 +30,7 @@ def batch(dims: int, ties: bool = True, seed: int = 0) -> tuple[torch.Tensor, to
 
 
 def slow(metric: ms.metrics.SaliencyMetric, saliency: np.ndarray, label: np.ndarray) -> float:
-    """One map, voxel by voxel."""
+    """One map, voxel by voxel; the AUPRC by scikit-learn."""
     voxels = [(float(saliency[at]), bool(label[at]), at) for at in np.ndindex(saliency.shape)]
     positives = sum(inside for _, inside, _ in voxels)
     if isinstance(metric, metrics.Pointing):
@@ -44,18 +44,15 @@ def slow(metric: ms.metrics.SaliencyMetric, saliency: np.ndarray, label: np.ndar
     if isinstance(metric, metrics.MassInLabel | metrics.Leakage):
         share = sum(max(v, 0) for v, inside, _ in voxels if inside) / sum(max(v, 0) for v, _, _ in voxels)
         return share if metric.higher_is_better else 1 - share
-    thresholds = sorted({value for value, _, _ in voxels}, reverse=True)
-    average, recall_before, ious = 0.0, 0.0, []
-    for threshold in thresholds:
-        found = [inside for value, inside, _ in voxels if value >= threshold]
-        recall, precision = sum(found) / positives, sum(found) / len(found)
-        average += (recall - recall_before) * precision
-        recall_before = recall
-        ious.append(sum(found) / (len(found) + positives - sum(found)))
     if isinstance(metric, metrics.AUPRC):
-        return average
+        oracle = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn").average_precision_score
+        return oracle([inside for _, inside, _ in voxels], [value for value, _, _ in voxels])
     assert isinstance(metric, metrics.MeanIoU)
     if metric.threshold is None:
+        ious = []
+        for threshold in {value for value, _, _ in voxels}:
+            found = [inside for value, inside, _ in voxels if value >= threshold]
+            ious.append(sum(found) / (len(found) + positives - sum(found)))
         return max(ious)
     above = [(value > metric.threshold, inside) for value, inside, _ in voxels]
     return sum(a and b for a, b in above) / sum(a or b for a, b in above)
@@ -77,17 +74,6 @@ def test_equals_plain_loops(metric: ms.metrics.SaliencyMetric, dims: int, ties: 
     assert torch.equal(metric(list(maps), list(labels)), found)
     np.testing.assert_allclose(float(metric.aggregate()), np.mean(expected), rtol=0, atol=1e-6)
     metric.reset()
-
-
-@pytest.mark.parametrize("ties", [False, True])
-def test_auprc_equals_scikit_learn(ties: bool) -> None:
-    oracle = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn").average_precision_score
-    for seed in range(5):
-        maps, labels = batch(3, ties, seed)
-        found = metrics.AUPRC().compute(maps.float(), labels)
-        for b, k in np.ndindex(2, 3):
-            expected = oracle(labels[b, 0].flatten() > 0, maps.float()[b, k].flatten())
-            assert abs(float(found[b, k]) - expected) < 1e-6
 
 
 @pytest.mark.parametrize("metric", ALL, ids=lambda m: f"{type(m).__name__} {ALL.index(m)}")
@@ -122,16 +108,6 @@ def test_a_map_that_shows_nothing_gets_no_credit() -> None:
     assert float(metrics.Leakage().compute(flat, label)) == 1
     assert float(metrics.Leakage(top=0.1).compute(flat, label)) == 1
     assert abs(float(metrics.AUPRC().compute(flat, label)) - 9 / 25) < 1e-12
-
-
-def test_rank_correlation_equals_scipy() -> None:
-    from scipy.stats import spearmanr
-
-    maps, _ = batch(3)
-    first, second = maps[0].flatten(1), maps[1].flatten(1)
-    expected = [spearmanr(a, b).statistic for a, b in zip(first, second, strict=True)]
-    np.testing.assert_allclose(ms.metrics.rank_correlation(first, second).numpy(), expected, rtol=0, atol=1e-12)
-    assert bool(ms.metrics.rank_correlation(first, torch.ones_like(first)).isnan().all())
 
 
 MAPS, LABEL = torch.rand(2, 1, 4, 4), torch.ones(2, 1, 4, 4)
