@@ -187,9 +187,9 @@ def test_bundle_has_the_properties_of_an_infer_workflow(cohort: Path, checkpoint
     assert workflow.check_properties() == []
 
 
-def decathlon(folder: Path, count: int = 2) -> Path:
+def decathlon(folder: Path) -> Path:
     """Scans of two modalities, the second ten times as bright, with two organs; spacing 1.5 x 1.5 x 3 mm."""
-    for index in range(count):
+    for index in range(2):
         path = write_scan(folder / "imagesTs" / f"s{index}.nii.gz", (12, 13, 14, 2), LPS, seed=index)
         image = nib.load(path)
         nib.save(nib.Nifti1Image(image.get_fdata(dtype=np.float32) * [1, 10], LPS, image.header), path)
@@ -197,7 +197,7 @@ def decathlon(folder: Path, count: int = 2) -> Path:
         label[2:6, 3:9, 4:9], label[7:11, 3:9, 4:9] = 4, 9
         (folder / "labelsTs").mkdir(parents=True, exist_ok=True)
         nib.save(nib.Nifti1Image(label, LPS), folder / "labelsTs" / f"s{index}.nii.gz")
-    listing = {"modality": {"0": "T1", "1": "T2"}, "test": [f"./imagesTs/s{i}.nii.gz" for i in range(count)]}
+    listing = {"modality": {"0": "T1", "1": "T2"}, "test": [f"./imagesTs/s{i}.nii.gz" for i in range(2)]}
     (folder / "dataset.json").write_text(json.dumps(listing))
     return folder
 

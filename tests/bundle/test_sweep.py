@@ -17,19 +17,13 @@ A, B, C = (np.float32(values).reshape(2, 2) for values in ([1, -1, 0, 0], [1, 0,
 
 
 def write(
-    folder: Path,
-    case: str,
-    maps: np.ndarray,
-    forwards: int = 10,
-    hit: object = "",
-    classes: tuple[object, ...] = (1,),
-    score: float = 0.5,
+    folder: Path, case: str, maps: np.ndarray, forwards: int = 10, hit: object = "", classes: tuple[object, ...] = (1,)
 ) -> None:
     """What a run leaves of a case."""
     path = folder / f"{case}_saliency.nii.gz"
     path.parent.mkdir(parents=True, exist_ok=True)
     nib.save(nib.Nifti1Image(maps, np.eye(4)), path)
-    row = dict.fromkeys(COLUMNS, "") | {"case": case, "score": score, "peak_saliency": float(maps.max())}
+    row = dict.fromkeys(COLUMNS, "") | {"case": case, "score": 0.5, "peak_saliency": float(maps.max())}
     row |= {"peak_in_label": hit, "forwards": forwards, "seconds": 2.5}
     Summary(folder / "summary.csv").add([row | {"class": label} for label in classes])
 

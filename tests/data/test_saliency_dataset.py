@@ -71,10 +71,10 @@ def preprocessing(*more: Any) -> mt.Compose:
     return mt.Compose([*steps, mt.Orientationd("image", axcodes="RAS", labels=None), *more])
 
 
-def explain(window: int = 4, classes: Any = "all", **settings: Any) -> ms.PerturbationInferer:
+def explain(**settings: Any) -> ms.PerturbationInferer:
     # One forward an image, so that forwards are counted without those that fill the last batch up.
     settings = {"mask_batch_size": 1} | settings
-    return ms.sliding_window(window, window, target=ms.ClassScore(classes, activation="none"), **settings)
+    return ms.sliding_window(4, 4, target=ms.ClassScore("all", activation="none"), **settings)
 
 
 def dataset(

@@ -84,16 +84,15 @@ def test_overlay(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_as_if_new")
 class TestOneProcess:
     @pytest.mark.parametrize("split", ["cases", "masks"])
-    @pytest.mark.parametrize("size", [2])
-    def test_plain_maps(self, split: str, size: int) -> None:
+    def test_plain_maps(self, split: str) -> None:
         accelerator = Accelerator(cpu=True)
-        network, prepared = accelerator.prepare(Network(), loader(5, batch_size=size))
+        network, prepared = accelerator.prepare(Network(), loader(5, batch_size=2))
         rows = explain_loader(accelerator, prepared, network, inferer(), split)
-        assert same(rows, plain_maps(5, size))
+        assert same(rows, plain_maps(5, 2))
         assert [float(row["saliency"].affine[0, 0]) for row in rows] == [1, 2, 3, 4, 5]
         # A network that is no module, and a loader as it is.
-        rows = explain_loader(accelerator, loader(5, batch_size=size), Network().eval().__call__, inferer(), split)
-        assert same(rows, plain_maps(5, size))
+        rows = explain_loader(accelerator, loader(5, batch_size=2), Network().eval().__call__, inferer(), split)
+        assert same(rows, plain_maps(5, 2))
 
     @pytest.mark.slow
     def test_code_of_the_page(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,22 +22,20 @@ STEPS = 4
 CONTROLS = ("random", "intensity", "edges", "blurred")
 
 
-def a_network(dims: int = 2, outputs: int = 2) -> torch.nn.Module:
-    conv: Any = torch.nn.Conv2d if dims == 2 else torch.nn.Conv3d
+def a_network() -> torch.nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        return torch.nn.Sequential(
-            conv(1, 3, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(3 * 6**dims, outputs)
-        ).eval()
+        layers = [torch.nn.Conv2d(1, 3, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(3 * 6 * 6, 2)]
+        return torch.nn.Sequential(*layers).eval()
 
 
-def an_image(dims: int = 2) -> torch.Tensor:
-    return torch.rand(1, *[8] * dims, generator=torch.Generator().manual_seed(0))
+def an_image() -> torch.Tensor:
+    return torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
-def a_label(dims: int = 2) -> torch.Tensor:
-    label = torch.zeros(1, *[8] * dims)
-    label[(0, *[slice(2, 5)] * dims)] = 3
+def a_label() -> torch.Tensor:
+    label = torch.zeros(1, 8, 8)
+    label[0, 2:5, 2:5] = 3
     return label
 
 
@@ -53,8 +51,7 @@ def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
 
 def test_figures_are_those_of_the_metrics() -> None:
     """Two maps of one case, by RISE, which has a seed and a standard error."""
-    dims = 2
-    network, image, label = a_network(dims), an_image(dims), a_label(dims)
+    network, image, label = a_network(), an_image(), a_label()
     inferer = ms.rise(40, 3, target=ms.ClassScore([0, 1], "none"), mask_batch_size=8)
     case = explained(inferer, network, image, label)
     rows = Trust(STEPS).figures(case, "m")
@@ -66,7 +63,7 @@ def test_figures_are_those_of_the_metrics() -> None:
     }
     beside = {"": maps, **{f"_{name}": each for name, each in metrics.controls(images, maps, seed=1).items()}}
     assert list(beside) == ["", *(f"_{name}" for name in CONTROLS)]
-    share = 3**dims / 8**dims
+    share = 3**2 / 8**2
     for name, each in beside.items():
         expected |= {
             f"pointing{name}": metrics.Pointing().compute(each, labels),

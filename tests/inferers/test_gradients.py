@@ -33,9 +33,9 @@ def seeded(make: Callable[[], torch.nn.Module], dtype: torch.dtype = torch.float
     return make().eval().to(dtype)
 
 
-def classifier(dims: int = 3, channels: int = 1, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+def classifier() -> torch.nn.Module:
     made = {"init_features": 4, "growth_rate": 4, "block_config": (2, 2), "bn_size": 2}
-    return seeded(lambda: DenseNet(dims, channels, 3, **made), dtype)
+    return seeded(lambda: DenseNet(3, 1, 3, **made))
 
 
 def segmenter(dtype: torch.dtype = torch.float32) -> torch.nn.Module:

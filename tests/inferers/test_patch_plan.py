@@ -306,17 +306,9 @@ class Wide(Network):
         return super().forward(x) * (1 + 4 * x.flatten(1).mean(dim=1).reshape(-1, *[1] * (x.ndim - 1)))
 
 
-def players_of(labels: torch.Tensor, background: bool = True) -> list[int]:
-    found: list[int] = labels.unique().tolist()
-    return [label for label in found if label or background]
-
-
-def patches_at_most(labels: torch.Tensor, inferer: SlidingWindowInferer, read: Sequence[int] | None = None) -> int:
-    """The sum over patches (those that are read) of 2^(players in the patch); one of each set is unperturbed."""
-    boxes = PatchGrid(inferer, labels.shape[1:]).boxes
-    sets = [2 ** len(labels[0][box].unique()) for box in boxes]
-    chosen = range(len(boxes)) if read is None else read
-    return sum(sets[patch] for patch in chosen) + len(boxes) - len(chosen)
+def patches_at_most(labels: torch.Tensor, inferer: SlidingWindowInferer) -> int:
+    """The sum over patches of 2^(players in the patch); one of each set is unperturbed."""
+    return sum(2 ** len(labels[0][box].unique()) for box in PatchGrid(inferer, labels.shape[1:]).boxes)
 
 
 def distinct(shape: tuple[int, ...], size: int, players: int) -> torch.Tensor:
@@ -334,7 +326,7 @@ def test_as_whole_images_from_no_more_patches_than_there_are(shape: Any, roi: An
     network.rows = 0
     (found,) = explain.explain(image, network, cases=[case])
     values = ms.estimators.shapley_values(found)
-    assert values.players == players_of(regions)
+    assert values.players == regions.unique().tolist()
     assert values.standard_error is None
     most = patches_at_most(regions, inferer)
     assert found.num_forwards <= most
@@ -370,7 +362,7 @@ def by_cells(
             if all(side.start <= at < side.stop for side, at in zip(box, voxel, strict=True))
         )
         cells.setdefault(over, []).append(voxel)
-    values = dict.fromkeys(players_of(regions), 0.0)
+    values = dict.fromkeys(regions.unique().tolist(), 0.0)
     probabilities: dict[frozenset[int], torch.Tensor] = {}
     for over, voxels in cells.items():
         players = sorted(set().union(*(regions[0][boxes[number]].unique().tolist() for number in over)))
@@ -390,11 +382,10 @@ def by_cells(
     return values
 
 
-@pytest.mark.parametrize(("shape", "roi", "size", "labels"), [((16, 20), (8, 8), 6, 60)])
-def test_more_players_than_can_be_enumerated(shape: Any, roi: tuple[int, ...], size: int, labels: int) -> None:
-    regions, network = blocks(shape, size, labels, seed=5), Wide(len(shape)).double()
-    image, inferer = images(1, 1, *shape, dtype=torch.float64), SlidingWindowInferer(roi, 8, 0.5)
-    assert len(players_of(regions)) > 8
+def test_more_players_than_can_be_enumerated() -> None:
+    regions, network = blocks((16, 20), 6, 60, seed=5), Wide(2).double()
+    image, inferer = images(1, 1, 16, 20, dtype=torch.float64), SlidingWindowInferer((8, 8), 8, 0.5)
+    assert len(regions.unique()) > 8
     (found,) = ms.shapley(target=WHOLE, inferer=inferer).explain(image, network, cases=[ms.Case("a", labels=regions)])
     with torch.no_grad():
         expected = by_cells(regions, inferer, network, image, found.target)

@@ -251,9 +251,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def cases(*names: str, at_most: int = 100) -> list[Any]:
+def cases(*names: str) -> list[Any]:
     """Cases of 100 masks in rounds, and an unperturbed image, of which 41 rows are planned first."""
-    masks = SimpleNamespace(in_rounds=True, at_most=at_most)
+    masks = SimpleNamespace(in_rounds=True, at_most=100)
     return [SimpleNamespace(case=SimpleNamespace(name=name), masks=masks, num_rows=41) for name in names]
 
 

@@ -149,8 +149,8 @@ def test_subsets_have_as_many_cells_each_alike_often() -> None:
 LABELS = torch.tensor([[[0, 5, 5], [2, 2, 9]]])
 
 
-def bind_players(labels: torch.Tensor, channels: int = 1, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
-    return CoalitionMasks(**settings).bind(torch.zeros(channels, *labels.shape[1:], dtype=dtype), labels)
+def bind_players(labels: torch.Tensor, **settings: Any) -> Any:
+    return CoalitionMasks(**settings).bind(torch.zeros(labels.shape), labels)
 
 
 def in_a_row(players: int) -> torch.Tensor:
