@@ -22,7 +22,7 @@ from scipy.ndimage import gaussian_filter
 from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.loader import CohortLoader
 
-BACKENDS = ("none", "memory", "disk", "lmdb", "window")
+BACKENDS = ("none", "memory", "disk", "lmdb")
 LOADERS = {"serial": 0, "1 thread": 1, "2 threads": 2, "3 threads": 3, "4 threads": 4, "2 processes": 2}
 
 
