@@ -194,7 +194,7 @@ class WholeImages:
     def _perturbed(self, index: int, offset: int, row: torch.Tensor) -> torch.Tensor:
         """The image of a row ``(1,)`` of a case whose rows stand at ``offset`` of the batch."""
         if tensor_version(self.batch) == self._version:
-            return self.batch.index_select(0, offset + row)
+            return self.batch.index_select(0, (offset + row).to(self.batch.device))
         image, number = self._unperturbed(index), int(row)  # the network has changed the batch in place
         self.states[index].perturb(number, number + 1, out=image)
         return image
