@@ -89,7 +89,6 @@ def main() -> None:
                     preprocessing(args.size),
                     cache=backend,
                     cache_dir=Path(folder) / f"{backend} {name}",
-                    window=args.cases,
                 )
                 loader = CohortLoader(dataset, num_workers=workers, processes="processes" in name)
                 cells.append(f"{rate(loader):.1f} / {rate(loader):.1f}")
