@@ -120,10 +120,15 @@ def _overlay(name: str) -> None:
 
 
 def _methods(names: Sequence[str]) -> None:
-    from monai_saliency import methods
-    from monai_saliency.bundle.chosen_method import describe
+    from monai_saliency.bundle.method_help import read_methods
 
-    print("\n".join(map(describe, names or methods.__all__)))
+    found = read_methods() if "monai_saliency.methods" not in sys.modules else {}
+    if not found or not {*names} <= found.keys():
+        from monai_saliency import methods
+        from monai_saliency.bundle.chosen_method import describe
+
+        found = {name: describe(name) for name in names or methods.__all__}
+    print("\n".join(found[name] for name in names or found))
 
 
 def _command(words: Sequence[str]) -> None:

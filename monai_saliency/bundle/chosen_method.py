@@ -7,7 +7,6 @@ from __future__ import annotations
 import inspect
 import logging
 import pydoc
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from monai.utils import look_up_option
 
 from monai_saliency import methods
 from monai_saliency.bundle.config import BundleConfig, calling_parser
+from monai_saliency.bundle.method_help import help_of
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.arguments import sliding_inferer
@@ -91,14 +91,7 @@ def given_settings(name: str | Method, prefix: str = "", others: Iterable[str] =
 def describe(name: str | Method) -> str:
     """The help of a method: a line of what it is, then a line for each of its settings, with its default."""
     method = find_method(name)
-    text = inspect.getdoc(method) or ""
-    lines = [f"{method.__name__}: {text.partition(chr(10))[0]}"]
-    for id, parameter in own_settings(method).items():
-        found = re.search(rf"^    {id}: (.*(?:\n {{8}}.*)*)", text, re.MULTILINE)
-        needed = parameter.default is parameter.empty
-        default = "(needed)" if needed else f"{'null' if parameter.default is None else parameter.default}"
-        lines.append(f"  --{id} {default}: {' '.join(found[1].split()) if found else ''}".rstrip(": "))
-    return "\n".join(lines)
+    return help_of(method, own_settings(method))
 
 
 class ChosenMethod:

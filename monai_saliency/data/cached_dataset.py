@@ -6,6 +6,7 @@ people who may also replace your scans.
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 import torch
-from monai.data import Dataset, get_track_meta
+from monai.data import Dataset, MetaTensor, get_track_meta
 from monai.transforms import Compose, Transform
 from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
@@ -30,8 +31,8 @@ from monai_saliency.storage.cache import (
     decode,
     encode,
 )
-from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files, library_versions
-from monai_saliency.utils.arguments import check_option, flag, instance
+from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files, library_versions, paths_of
+from monai_saliency.utils.arguments import check_option, flag, instance, whole_number
 from monai_saliency.utils.precision import chosen_arithmetic
 
 __all__ = ["CachedDataset", "is_random"]
@@ -67,10 +68,13 @@ class CachedDataset(Dataset):
             - ``"memory"``: all scans in the memory of this process. Each worker process has its own cache;
             - ``"disk"``: one file for each scan in ``cache_dir``, which several machines may share. Files are never
               removed: delete the folder when it is too large;
-            - ``"lmdb"``: an LMDB database in ``cache_dir``, which must not be on a network file system.
-        cache_dir: the folder of ``"disk"`` and ``"lmdb"``.
+            - ``"lmdb"``: an LMDB database in ``cache_dir``, which must not be on a network file system;
+            - ``"window"``: the last ``window`` scans in memory, and all scans as files in ``cache_dir`` if it is given,
+              for cohorts larger than memory.
+        cache_dir: the folder of ``"disk"``, ``"lmdb"`` and ``"window"``.
         checksum: identify a scan's files by their content, which each process reads once. Otherwise by path, size and
             modification time.
+        window: the number of scans in memory for ``"window"``, at least 1.
 
     Raises:
         ValueError: when the kind of cache is unknown, or an argument is missing or out of its range.
@@ -96,6 +100,7 @@ class CachedDataset(Dataset):
         cache: str = "memory",
         cache_dir: str | Path | None = None,
         checksum: bool = False,
+        window: int = 32,
     ) -> None:
         if not (isinstance(data, Sequence) and all(isinstance(case, Mapping) for case in data)):
             raise ValueError(f"`data` must be a list of cases such as find_cases(folder), got {data!r:.200}")
@@ -103,7 +108,7 @@ class CachedDataset(Dataset):
             words = "the preprocessing, such as Compose([LoadImaged(...), ...]), or a list of transforms"
             instance("transform", transform, (), words, function=True, none=True)
         super().__init__(data, transform)
-        self.backend = _backend(cache, cache_dir)
+        self.backend = _backend(cache, cache_dir, whole_number("window", window, 1))
         self.checksum = flag("checksum", checksum)
         self._warned: set[str] = set()
         self._num_cached = self._num_prepared = self._count_cached(self._steps())
@@ -171,7 +176,7 @@ class CachedDataset(Dataset):
         outside = [get_track_meta(), torch.get_default_dtype(), torch.get_default_device().type, chosen_arithmetic()]
         try:
             files = input_files(case, self.checksum)
-            return fingerprint([library_versions(), case, files, fingerprint(steps, files=True), outside])
+            return fingerprint([library_versions(), fingerprint(steps, files=True), case, files, outside])
         except Unfingerprintable as error:
             self._warn("case", f"some cases are not cached, since they cannot be identified: {error}")
             return None
@@ -182,23 +187,28 @@ class CachedDataset(Dataset):
         return item
 
     def _cached(self, what: str, key: str | None, compute: Callable[[], Any], case: Any) -> Any:
-        """A result from the cache, or from ``compute``. Warnings call it ``what``, in the plural."""
+        """A result from the cache, or from ``compute``. Warnings call it ``what``, in the plural. Entries do not name
+        the case's files, whose folders are often called after patients.
+        """
         if self.backend is None or key is None:
             return compute()
+        files = sorted(filter(os.path.exists, paths_of(case)), key=len, reverse=True)
+        hidden = {file: f"\0file {number}\0" for number, file in enumerate(files)}
+        shown = {mark: file for file, mark in hidden.items()}
         try:
             data = self.backend.get(key)
             if data is not None:
-                return decode(data, key)
+                return _renamed(decode(data, key), shown)
         except (OSError, EntryError) as error:
             self._warn(type(error).__name__, f"some {what} cannot be read, and are computed again: {error}")
         item = compute()
         try:
-            data = encode(item, key)
+            data = encode(_renamed(item, hidden), key)
             item = decode(data, key)  # as all later reads will give it
             self.backend.put(key, data)
         except (OSError, EntryError) as error:
             self._warn(type(error).__name__, f"some {what} cannot be stored, so are computed again: {error}")
-        return item
+        return _renamed(item, shown)
 
     def _warn(self, about: str, text: str) -> None:
         if about not in self._warned and self.backend is not None:
@@ -206,15 +216,31 @@ class CachedDataset(Dataset):
             warnings.warn(text, stacklevel=3)
 
 
-def _backend(cache: str, cache_dir: str | Path | None) -> Backend | None:
-    check_option("cache", cache, ("none", "memory", "disk", "lmdb"))
+def _backend(cache: str, cache_dir: str | Path | None, window: int) -> Backend | None:
+    check_option("cache", cache, ("none", "memory", "disk", "lmdb", "window"))
     if cache in {"disk", "lmdb"} and cache_dir is None:
         raise ValueError(f"cache {cache!r} needs `cache_dir`, a folder to keep the preprocessed scans in")
+    if cache == "window":
+        return MemoryBackend(window, None if cache_dir is None else DiskBackend(cache_dir))
     if cache == "disk":
         return DiskBackend(cache_dir or "")
     if cache == "lmdb":
         return LMDBBackend(Path(cache_dir or "") / "cache.lmdb")
     return MemoryBackend() if cache == "memory" else None
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A value whose texts have other names in them, in meta data too (in place)."""
+    if type(value) is str:
+        for old, new in names.items():
+            value = value.replace(old, new)
+    elif type(value) is dict:
+        return {key: _renamed(content, names) for key, content in value.items()}
+    elif type(value) in (list, tuple):
+        return type(value)(_renamed(content, names) for content in value)
+    elif isinstance(value, MetaTensor):
+        value.meta = _renamed(value.meta, names)
+    return value
 
 
 def is_random(step: Any) -> bool:

@@ -108,8 +108,8 @@ class BoundRISEMasks(BoundMasks):
         return masks.reshape(*last.shape[:2], -1), last
 
     def weighted_sum(self, ids: Ids, weights: Tensor) -> Tensor:
-        """As for all masks, but masks of one shift are added before they are stretched along the last axis. On a GPU the
-        few large products of all masks are faster than these many small ones.
+        """As for all masks, but masks of one shift are added before they are stretched along the last axis. On a GPU
+        the few large products of all masks are faster than these many small ones.
         """
         if self.device.type == "cuda":
             return super().weighted_sum(ids, weights)

@@ -14,6 +14,7 @@ import pathlib
 import re
 import threading
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -93,20 +94,36 @@ def _compact(value: Any) -> Any:
 class MemoryBackend:
     """Entries in the memory of this process."""
 
-    def __init__(self) -> None:
-        self._entries: dict[str, bytes] = {}
+    def __init__(self, limit: int | None = None, behind: Backend | None = None) -> None:
+        self.limit = limit
+        self.behind = behind
+        self._entries: OrderedDict[str, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_entries": {}}
+        return {**self.__dict__, "_entries": OrderedDict()}
 
     def get(self, key: str) -> bytes | None:
-        return self._entries.get(key)
+        data = self._entries.get(key)
+        if data is None and self.behind is not None:
+            data = self.behind.get(key)
+        if data is not None:
+            self._keep(key, data)
+        return data
 
     def put(self, key: str, data: bytes) -> None:
-        self._entries[key] = data
+        self._keep(key, data)
+        if self.behind is not None:
+            self.behind.put(key, data)
+
+    def _keep(self, key: str, data: bytes) -> None:
+        with _alone:
+            self._entries[key] = data
+            self._entries.move_to_end(key)
+            while self.limit is not None and len(self._entries) > self.limit:
+                self._entries.popitem(last=False)
 
 
 class DiskBackend:

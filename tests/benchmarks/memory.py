@@ -1,7 +1,7 @@
 """Peak memory against the number of masks, and of cases, each in a process of its own.
 
     python tests/benchmarks/memory.py [--num_masks 200 2000] [--size 64]
-    python tests/benchmarks/memory.py --cases 20 200 [--caches disk lmdb memory]
+    python tests/benchmarks/memory.py --cases 20 200 [--caches disk lmdb window memory]
 
 A cohort goes twice, with a cold and a warm cache, through all that a run has. The cache "memory", which holds every
 scan, shows what growth looks like. The peak is of resident memory, mapped file pages of LMDB included.
@@ -65,7 +65,7 @@ def cases(count: int, cache: str, size: int) -> None:
                     NormalizeIntensityd(keys="image"),
                 ]
             )
-            dataset = CachedDataset(data, preprocessing, cache=cache, cache_dir=folder / "cache")
+            dataset = CachedDataset(data, preprocessing, cache=cache, cache_dir=folder / "cache", window=8)
             failures, network = Failures(folder / "out" / "failures.csv"), _network().eval()
             inferer = ms.rise(7, 4, target=ms.ClassScore([0], activation="none"), mask_batch_size=8)
             postprocessing = Compose(
@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num_masks", type=int, nargs=2, default=[200, 2000])
     parser.add_argument("--cases", type=int, nargs=2, help="cohorts instead of masks")
-    parser.add_argument("--caches", nargs="+", default=["disk", "lmdb", "memory"])
+    parser.add_argument("--caches", nargs="+", default=["disk", "lmdb", "window", "memory"])
     parser.add_argument("--size", type=int, default=64, help="of an image, along each axis")
     add_inside(parser)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A cached dataset: the same to the bit, nothing stale, copies, random transforms."""
+"""A cached dataset: the same to the bit, nothing stale, copies, random transforms, the window."""
 
 import io
 import multiprocessing
@@ -26,10 +26,11 @@ from monai.utils.enums import MetaKeys
 from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.cohort import find_cases
 from monai_saliency.errors import CaseError
+from monai_saliency.storage.cache import DiskBackend, LMDBBackend, MemoryBackend
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.transforms import CheckScand
 
-KINDS = ("memory", "disk", "lmdb")
+KINDS = ("memory", "disk", "lmdb", "window")
 FILED = KINDS[1:]
 AFFINE = np.array([[-1.5, 0.2, 0, 10], [0.1, 2, 0, -20], [0, 0, 2.5, 5], [0, 0, 0, 1]])
 
@@ -95,6 +96,11 @@ def in_children(works: list[Callable[[], None]]) -> None:
             child.kill()
             child.join()
     assert [child.exitcode for child in children] == [0] * len(children)
+
+
+def behind(backend: Any) -> DiskBackend | LMDBBackend:
+    """What holds the entries for good."""
+    return backend.behind if isinstance(backend, MemoryBackend) else backend
 
 
 def assert_same(a: Any, b: Any) -> None:
@@ -242,15 +248,42 @@ def random_pipeline() -> mt.Compose:
     return preprocessing(mt.RandGaussianNoised("image", prob=1.0), mt.Compose([mt.RandFlipd("image", prob=0.5)]))
 
 
-def test_random_transforms_stay_random(cohort: Path, computed: Any) -> None:
+@pytest.mark.parametrize("cache", ["memory", "window"])
+def test_random_transforms_stay_random(cohort: Path, cache: str, computed: Any) -> None:
     """They draw anew at each read, as without a cache, to the bit."""
     reads = []
-    for kind in ("none", "memory"):
+    for kind in ("none", cache):
         items = dataset(cohort, kind, random_pipeline().set_random_state(3))
         reads.append([items[i]["image"].as_tensor() for _ in range(2) for i in range(4)])
     assert all(torch.equal(a, b) for a, b in zip(*reads, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(reads[1][:4], reads[1][4:], strict=True))
     assert computed() == all_once(3)
+
+
+@pytest.mark.parametrize("folder", [None, "cache"])
+def test_window(cohort: Path, folder: str | None, computed: Any) -> None:
+    """The whole cohort, each case once a pass; the last two in memory, the others computed again or from files."""
+    uncached = expected(cohort)
+    computed()
+    items = dataset(cohort, "window", window=2, cache_dir=cohort.parent / folder if folder else None)
+    assert isinstance(items.backend, MemoryBackend)
+    assert len(items) == 4
+    for _ in range(2):
+        for item, reference in zip(items, uncached, strict=True):
+            assert_same(item, reference)
+            assert len(items.backend) <= 2
+    assert computed() == all_once(1 if folder else 2)
+    for path in (cohort.parent / "cache").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    assert [items[i]["case"] for i in (3, 2, 3, 2)] == list("dcdc")
+    assert computed() == {}
+    # The one used last but one goes.
+    items[0]
+    items[2]
+    assert computed() == {"a": 1}
+    items[3]
+    assert computed() == {"d": 1}
 
 
 @pytest.mark.cuda
@@ -290,15 +323,15 @@ def test_damaged_entries(cohort: Path, cache: str, computed: Any, tmp_path: Path
     first = dataset(cohort, cache)
     list(first)
     key, other = (first._key_of(first.data[i]) for i in range(2))
-    good = bytes(first.backend.get(key) or b"")
+    good = bytes(behind(first.backend).get(key) or b"")
     marker = tmp_path / "poisoned"
     flipped = bytearray(good)
     flipped[len(good) // 2] ^= 16
     damaged = [good[:-1], good[: len(good) // 2], bytes(flipped), bytes(len(good)), b"", good + b"x"]
-    damaged += [bytes(first.backend.get(other) or b""), *poisons(marker)]
+    damaged += [bytes(behind(first.backend).get(other) or b""), *poisons(marker)]
     computed()
     for data in damaged:
-        first.backend.put(key, data)
+        behind(first.backend).put(key, data)
         items = dataset(cohort, cache)
         with pytest.warns(UserWarning, match="cannot be read, and are computed again"):
             assert_same(items[0], uncached[0])
@@ -306,7 +339,7 @@ def test_damaged_entries(cohort: Path, cache: str, computed: Any, tmp_path: Path
         for again in (items, dataset(cohort, cache)):
             assert_same(again[0], uncached[0])
         assert computed() == {}
-        assert bytes(first.backend.get(key) or b"") == good
+        assert bytes(behind(first.backend).get(key) or b"") == good
     assert not marker.exists()
 
 

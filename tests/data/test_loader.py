@@ -74,7 +74,7 @@ WORKERS = {"no workers": (0, False), "2 threads": (2, False), "2 processes": (2,
         ("truncated", "lmdb", "2 threads"),
         ("missing", "none", "no workers"),
         ("NaN", "disk", "2 threads"),
-        ("truncated", "memory", "2 processes"),
+        ("truncated", "window", "2 processes"),
     ],
 )
 def test_every_good_case_once_and_every_bad_one_listed(
@@ -83,7 +83,7 @@ def test_every_good_case_once_and_every_bad_one_listed(
     """What is wrong with a scan, where scans are kept and who loads them do not depend on each other."""
     expected = {case["case"]: EXPLAIN(PREPROCESSING({**case})["image"].as_tensor()[None], network)[0] for case in cases}
     bad = spoil(kind, cases)
-    dataset = CachedDataset(cases, PREPROCESSING, cache, cache_dir=tmp_path / "cache")
+    dataset = CachedDataset(cases, PREPROCESSING, cache, cache_dir=tmp_path / "cache", window=2)
     num_workers, processes = WORKERS[workers]
     for _ in ("cold", "warm"):
         failures = Failures(tmp_path / "failures.csv")
