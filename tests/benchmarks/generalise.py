@@ -85,12 +85,15 @@ def filled(name: str, question: Question) -> Any:
 
 def leaves(question: Question, explain: Any, scale: str) -> float:
     """How much of what a score can move by is left with everything hidden, by the network's output alone: of a class it
-    moves to chance, of a number as far as 64 random masks move it.
+    moves to chance, of a segmentation's region to 0, of a number as far as 64 random masks move it.
     """
     fill = explain.fill.bind(ms.Case("image", question.image[0])) if hasattr(explain.fill, "bind") else explain.fill
     hidden, target = fill(question.image), question.target
     images, nothing = torch.cat([question.image, hidden]), 0.5
-    if getattr(target, "activation", None) == "softmax" and isinstance(target, ms.ClassScore):
+    if isinstance(target, ms.RegionScore):
+        before, after = Score(question)(images).tolist()
+        moves = before
+    elif target.activation == "softmax":
         logits = question.network(images).double()
         before, after = (logits[:, target.classes[0]] - logits[:, 1 - target.classes[0]]).tolist()  # two classes
         if scale != "auto" or 0.01 <= 1 / (1 + np.exp(-before)) <= 0.99:
