@@ -117,7 +117,7 @@ def test_against_refitting_without_each_mask(
     )
     first = np.arange(num_masks) // 2 % 2 == 0
     halves = [reference(masks[rows], scores[rows], cells, 3, tolerance=1.0)[0] for rows in (first, ~first)]
-    bias = 2 * (effects - np.mean(halves, axis=0))
+    bias = sharp - effects + 2 * (effects - np.mean(halves, axis=0))
     both = np.hypot(error, bias)
     shrunk = np.sign(bias) == np.sign(effects)
     both[shrunk] = np.maximum(error, np.minimum(both, 0.45 * np.abs(effects)))[shrunk]
@@ -168,8 +168,8 @@ def test_more_masks_than_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> Non
     found = regression.compute(bound, range(90), scores, scores[0])
     torch.testing.assert_close(found, torch.stack(parts).mean(dim=0))
     assert regression.standard_error(bound, range(90), scores, scores[0]).shape == found.shape
-    # Of each part twice for the map, the error over seeds and the bias, there with its two halves too.
-    assert len(held) == 24
+    # Of each part twice for the map, the error over seeds and the bias, there with two halves and the sharper map too.
+    assert len(held) == 27
 
 
 def test_the_error_over_seeds_is_calibrated() -> None:
