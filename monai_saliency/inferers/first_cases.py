@@ -73,11 +73,11 @@ def choose_fill(
 ) -> PerturbationInferer:
     """Choose the fill of a cohort: the candidate under which the effects of two halves of a scan add up best.
 
-    A fill that takes away what a region shows, and shows nothing itself, is one under which hiding a random half of the
-    scan and hiding the other half change the score, together, as hiding all of it does. What is missing, in shares of
-    the effect of hiding all, is averaged over two divisions of each of the first three cases that can be explained. Of
-    candidates within 0.03 of the least, the first is taken. A candidate that leaves more than half of the scores when
-    all is hidden is not taken.
+    With a fill that takes away a region's content and adds nothing, hiding a random half of the scan and hiding the
+    other half change the score, together, as much as hiding all of it. The difference, as a share of the effect of
+    hiding all, is averaged over two divisions of each of the first three cases that can be explained. Of candidates
+    within 0.03 of the least, the first is taken. A candidate is not taken if it leaves more than half of the scores
+    when all is hidden.
 
     A score does not count if every candidate leaves more than half of it, such as the probability of a healthy scan:
     the absence of a lesion cannot be hidden. Without another score, the first candidate is taken. A line in the log
@@ -125,7 +125,7 @@ def _words(name: str, missed: float) -> str:
 
 def _tried(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case) -> torch.Tensor:
     """For each candidate and each of the K scores of a case ``(2, candidates, K)``: the share that is left with all
-    hidden, and the share of that effect by which two halves hidden apart miss it.
+    hidden, and the share of this effect that two halves miss when they are hidden apart.
     """
     target: Any = inferer.target
     auto: Any = inferer.fill
