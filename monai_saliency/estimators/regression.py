@@ -178,7 +178,8 @@ def _fit_of(
     with exact_arithmetic(masks.device):
         fit = _fit(features, wanted)
         if tolerant and fit is not None and _is_spread_out(_voxels(fit.heights, basis)):
-            return _fit(features, wanted, 1.0)
+            smoother = _fit(features, wanted, 1.0)
+            return smoother and smoother._replace(sharper=fit.heights)
     return fit
 
 
@@ -194,10 +195,10 @@ def _bias(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cel
     for fit in _fits(masks, ids, scores, cells):
         # Pairs, so that each half has masks of both of the grids that take turns.
         first = torch.arange(len(fit.features)) // 2 % 2 == 0
-        halves = [_heights_of(fit, rows, fit.tolerance) for rows in (first, ~first)]
-        least = _heights_of(fit, first | ~first, 0.0) if fit.tolerance else fit.heights
+        halves = [_heights_of(fit, rows) for rows in (first, ~first)]
+        sharper = fit.heights if fit.sharper is None else fit.sharper
         heights.append(fit.heights)
-        found.append(least - fit.heights + _HALVES * (fit.heights - torch.stack(halves).mean(dim=0)))
+        found.append(sharper - fit.heights + _HALVES * (fit.heights - torch.stack(halves).mean(dim=0)))
     if not found:
         zeros = torch.zeros(masks.spatial_shape, dtype=torch.float64)
         return zeros, zeros
@@ -206,10 +207,10 @@ def _bias(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cel
     return bias, effects
 
 
-def _heights_of(fit: _Fit, rows: Tensor, tolerance: float) -> Tensor:
+def _heights_of(fit: _Fit, rows: Tensor) -> Tensor:
     """The heights of the regression of some of a fit's masks; 0 where their scores say nothing."""
-    part = _fit(fit.features[rows], fit.scores[rows], tolerance)
-    return torch.zeros_like(fit.heights) if part is None else part.heights
+    half = _fit(fit.features[rows], fit.scores[rows], fit.tolerance)
+    return torch.zeros_like(fit.heights) if half is None else half.heights
 
 
 @lru_cache(maxsize=4)
@@ -298,6 +299,7 @@ class _Fit(NamedTuple):
     root: Tensor
     slope: Tensor
     tolerance: float
+    sharper: Tensor | None = None  # the heights without tolerance, of evidence that is spread out
 
     @property
     def heights(self) -> Tensor:

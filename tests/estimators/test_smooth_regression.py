@@ -168,8 +168,8 @@ def test_more_masks_than_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> Non
     found = regression.compute(bound, range(90), scores, scores[0])
     torch.testing.assert_close(found, torch.stack(parts).mean(dim=0))
     assert regression.standard_error(bound, range(90), scores, scores[0]).shape == found.shape
-    # Of each part twice for the map, the error over seeds and the bias, there with two halves and the sharper map too.
-    assert len(held) == 27
+    # Of each part twice for the map, the error over seeds and the bias, there with its two halves too.
+    assert len(held) == 24
 
 
 def test_the_error_over_seeds_is_calibrated() -> None:
