@@ -55,9 +55,9 @@ class SaliencyDataset(CachedDataset):
         transform: the preprocessing, then the random transforms.
         network: any callable on batches ``(B, C, *spatial)``.
         inferer: the inferer, as made by :func:`monai_saliency.rise` and the other methods.
-        cache: where scans and maps are kept: ``"none"``, ``"memory"``, ``"disk"`` or ``"lmdb"``, see
+        cache: where scans and maps are kept: ``"none"``, ``"memory"``, ``"disk"``, ``"lmdb"`` or ``"window"``, see
             :class:`monai_saliency.data.CachedDataset`.
-        cache_dir: the folder of ``"disk"`` and ``"lmdb"``.
+        cache_dir: the folder of ``"disk"``, ``"lmdb"`` and ``"window"``.
         network_id: a name chosen by the caller, which must change whenever the network does. Without it, maps of a
             network that cannot be identified, such as one that is not a module, are not cached.
         image_key: the key of the image to explain: floating point, ``(C, *spatial)``.
@@ -68,6 +68,7 @@ class SaliencyDataset(CachedDataset):
         held_keys: the keys of the network's other inputs, see :class:`monai_saliency.Saliencyd`.
         device: the device to explain on. Default: the device of the image.
         checksum: identify a scan's files by their content. Otherwise by path, size and modification time.
+        window: the number of scans, with their maps, in memory for ``"window"``, at least 1.
 
     Raises:
         ValueError: when an argument of the cache is missing or out of its range.
@@ -101,8 +102,10 @@ class SaliencyDataset(CachedDataset):
         held_keys: KeysCollection = (),
         device: torch.device | str | None = None,
         checksum: bool = False,
+        window: int = 32,
     ) -> None:
-        super().__init__(data, transform, cache, cache_dir, checksum)
+        # Two entries for each scan: the scan and its map.
+        super().__init__(data, transform, cache, cache_dir, checksum, 2 * window)
         self.network_id = network_id
         self.image_key = image_key
         self.saliency_key = saliency_key
