@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import sys
@@ -23,6 +24,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the garbage collector need not look through it again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

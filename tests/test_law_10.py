@@ -21,8 +21,8 @@ from monai_saliency.targets.base import Target
 from monai_saliency.targets.postprocessing import Reading
 from monai_saliency.targets.segmentation import PredictedRegionScore
 
-SHAPE = (12, 10)
-LABELS = torch.arange(3).repeat_interleave(4)[None, :, None].expand(1, *SHAPE)
+SHAPE = (9, 8)
+LABELS = torch.arange(3).repeat_interleave(3)[None, :, None].expand(1, *SHAPE)
 BATCH = 4
 
 

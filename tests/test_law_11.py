@@ -34,7 +34,7 @@ IN_ROUNDS: list[tuple[str, dict[str, Any]]] = [
     ("rise", {"num_masks": 60, "grid_size": 5, "until": 0.9, "budget": 600, "per_channel": True}),
     ("focused_rise", {"num_masks": 80}),
     ("focused_rise", {"num_masks": 60, "until": 0.9, "budget": 200}),
-    ("focused_rise", {"num_masks": 40, "inferer": WholeImages([4, 4]), "patch_memory": False}),
+    ("focused_rise", {"num_masks": 40, "inferer": WholeImages([8, 8]), "patch_memory": False}),
     ("hierarchical_occlusion", {"window_size": 4, "levels": 3, "keep": 0.2}),
     ("hierarchical_occlusion", {"inferer": WholeImages([6, 6], overlap=0.5), "patch_memory": False}),
     ("hierarchical_occlusion", {"window_size": 4, "levels": 3, "keep": 0.4, "regions": quarters}),

@@ -57,7 +57,7 @@ def test_the_overlays_maps(name: str, method: dict[str, Any], make: Callable[[st
     bundle.explain(few_masks=bool(method), **overlay)
     evaluator = evaluator_of(bundle, output_dir=str(tmp_path / "out2"))
     given = method | ({"grid_size": 4} if method else {})
-    handler = ms.attach(evaluator, output_dir=tmp_path / "attached", **given)
+    handler = ms.attach(evaluator, output_dir=tmp_path / "attached", picture=False, report=False, **given)
     evaluator.run()
     files = [contents(tmp_path / out) for out in ("attached", "overlay")]
     saved, expected = ({name: each[name] for name in each if name.endswith("_saliency.nii.gz")} for each in files)

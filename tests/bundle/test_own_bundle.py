@@ -82,9 +82,11 @@ def test_class_names_are_the_metadatas_unless_given() -> None:
 
 def test_half_precision_explains_and_leaves_predictions(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
     """The same folder again: stored scores of another precision are not taken for these."""
-    plain = run(cohort, tmp_path / "out", checkpoint)
+    coarse = {"stride": 8}
+    plain = run(cohort, tmp_path / "out", checkpoint, **coarse)
     before = nib.load(tmp_path / "out" / "a_saliency.nii.gz").get_fdata()
-    quick = run(cohort, tmp_path / "out", checkpoint, amp="bf16", channels_last=True)
+    faster = coarse | {"amp": "bf16", "channels_last": True}
+    quick = run(cohort, tmp_path / "out", checkpoint, **faster)
     after = nib.load(tmp_path / "out" / "a_saliency.nii.gz").get_fdata()
     assert 0 < np.abs(after - before).max() < 0.1 * np.abs(before).max()
     assert [row["forwards"] for row in quick] == [row["forwards"] for row in plain]
@@ -95,7 +97,7 @@ def test_half_precision_explains_and_leaves_predictions(cohort: Path, checkpoint
         "network.amp": "bf16",
         "network.channels_last": "True",
     }
-    run(cohort, tmp_path / "new", checkpoint, amp="bf16", channels_last=True)
+    run(cohort, tmp_path / "new", checkpoint, **faster)
     np.testing.assert_array_equal(after, nib.load(tmp_path / "new" / "a_saliency.nii.gz").get_fdata())
     with pytest.raises(RuntimeError) as caught:
         run(cohort, tmp_path / "no", checkpoint, amp="half")
@@ -119,7 +121,7 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     message = broken(kind, cohort)
     (cohort / "z_broken.nii.gz").rename(cohort / "b_broken.nii.gz")  # in the middle, so that some come after it
     with pytest.raises(SystemExit, match=r"error: 1 case without a map, see .*; the first is case b_broken: ") as error:
-        run(cohort, tmp_path / "out", checkpoint, store_dir="", cache="none")
+        run(cohort, tmp_path / "out", checkpoint, stride=8, store_dir="", cache="none")
     assert message in str(error.value)
     (row,) = rows_of(tmp_path / "out" / "failures.csv")
     assert (row["case"], row["stage"]) == ("b_broken", "load")
@@ -129,7 +131,7 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     files = [f".{name}.lock" for name in tables] + [f"{case}_saliency.nii.gz" for case in "abc"] + tables
     assert sorted(p.name for p in (tmp_path / "out").rglob("*") if p.is_file()) == files
     with pytest.raises(RuntimeError) as strict:
-        run(cohort, tmp_path / "strict", checkpoint, strict=True)
+        run(cohort, tmp_path / "strict", checkpoint, stride=8, strict=True)
     cause = root_cause(strict.value)
     assert isinstance(cause, CaseError)
     assert str(cause).startswith("case b_broken: ")

@@ -117,23 +117,24 @@ def test_a_resumed_case_keeps_its_figures(cohort: Path, monkeypatch: pytest.Monk
     assert measured == ["imagesTs/a", "imagesTs/a", "imagesTs/b", "imagesTs/c"]
 
 
-@pytest.mark.parametrize("split", ["cases", "masks"])
-def test_processes_complete_one_page(cohort: Path, split: str) -> None:
+def test_processes_complete_one_page(cohort: Path) -> None:
     """Whatever they share: the figures and the page of the plain run."""
     explain(cohort, "plain", **TRUST)
-    for number in range(2):
-        explain(cohort, "shared", **TRUST, **rank(number, 2, split))
-    assert without_costs(table(cohort / "shared")) == without_costs(table(cohort / "plain"))
-    pages = [(cohort / name / "trust.md").read_text().split("- A case costs") for name in ("shared", "plain")]
-    assert pages[0][0] == pages[1][0]
+    for split in ("cases", "masks"):
+        for number in range(2):
+            explain(cohort, split, **TRUST, **rank(number, 2, split))
+        assert without_costs(table(cohort / split)) == without_costs(table(cohort / "plain"))
+        pages = [(cohort / name / "trust.md").read_text().split("- A case costs") for name in (split, "plain")]
+        assert pages[0][0] == pages[1][0]
 
 
 @pytest.mark.parametrize("layout", ["lung_nodule_ct_detection", "vista3d"])
 def test_the_overlay_on_bundles_of_others(make: Callable[[str], Bundle], tmp_path: Path, layout: str) -> None:
     """Sliding windows, lists of images, photographs, further inputs of the network: each map has its figures."""
     bundle = make(layout)
-    bundle.explain(saliency_dir=str(tmp_path / "plain"))
-    bundle.explain(saliency_dir=str(tmp_path / "out"), saliency_trust=True, saliency_trust_steps=2)
+    bundle.explain(saliency_dir=str(tmp_path / "plain"), saliency_num_masks=6)
+    trust = {"saliency_trust": True, "saliency_trust_steps": 2}
+    bundle.explain(saliency_dir=str(tmp_path / "out"), saliency_num_masks=6, **trust)
     assert maps(tmp_path / "out") == maps(tmp_path / "plain")
     rows = table(tmp_path / "out")
     assert {row["case"] for row in rows} == {*bundle.scans}

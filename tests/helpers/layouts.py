@@ -168,8 +168,9 @@ class Bundle:
         monai.bundle.run(run_id=self.layout.run, config_file=str(self.config), **self.settings | settings)
 
     def explain(self, few_masks: bool = True, **settings: Any) -> None:
-        """The bundle with the overlay: with a few masks of RISE, or as the overlay does by default."""
-        few: dict[str, Any] = {"saliency_num_masks": 12, "saliency_grid_size": 4} if few_masks else {}
+        """The bundle with the overlay, no pictures: with a few masks of RISE, or as the overlay does by default."""
+        few: dict[str, Any] = {"saliency_picture": False, "saliency_report": False}
+        few |= {"saliency_num_masks": 12, "saliency_grid_size": 4} if few_masks else {}
         if self.layout.activation is not None:
             few["saliency_activation"] = self.layout.activation
         files = [str(self.config), str(overlay_path("explain"))]

@@ -43,7 +43,7 @@ class TestCounted:
     @pytest.mark.parametrize("overlap", [0.0, 0.3, 0.5])
     @pytest.mark.parametrize("reach", ["all", "corner"])
     @pytest.mark.parametrize(
-        "masks", [SlidingWindowMasks(4, 3), SlidingWindowMasks(2, 5), RegionMasks(40), RegionMasks()]
+        "masks", [SlidingWindowMasks(4, 3), SlidingWindowMasks(2, 5), RegionMasks(20), RegionMasks()]
     )
     def test_patch_forwards_are_the_closed_form(self, shape: Any, overlap: float, reach: str, masks: Masks) -> None:
         inferer = SlidingWindowInferer((6,) * len(shape), overlap=overlap)
@@ -153,13 +153,13 @@ class TestBounded:
     @pytest.mark.parametrize("share", [2, 10, 1000])
     def test_a_small_memory_changes_no_bit(self, share: int, used: list[int]) -> None:
         """A half, a tenth and a thousandth of what all outputs would need, on a network that tells batches apart."""
-        shape = (40, 32)
+        shape = (28, 32)
         image, labels = images(1, 1, *shape), [blocks(shape, 8, 4)]
 
         def coalitions(memory: ms.PatchMemory | bool) -> ms.Explanation:
             inferer = SlidingWindowInferer((12, 12), 3, 0.5)
             explain = ms.PerturbationInferer(
-                RegionMasks(60), WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=8, patch_memory=memory
+                RegionMasks(30), WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=8, patch_memory=memory
             )
             return explain.explain(image, Coupled(2), cases=[ms.Case("x", labels=labels[0])])[0]
 
@@ -174,10 +174,10 @@ class TestBounded:
     def test_windows_need_little_more_than_the_unperturbed_outputs(self, used: list[int]) -> None:
         inferer = SlidingWindowInferer((8, 8), 3, 0.5)
         explain = ms.sliding_window(3, 1, target=WHOLE, inferer=inferer)
-        (explanation,) = explain.explain(images(1, 1, 44, 28), Network(2))
+        (explanation,) = explain.explain(images(1, 1, 40, 20), Network(2))
         size = 3 * 8 * 8 * 4
-        assert explanation.num_forwards > 2000
-        assert max(used) <= (len(patch_boxes(inferer, (44, 28))[0]) + 3) * size
+        assert explanation.num_forwards > 1000
+        assert max(used) <= (len(patch_boxes(inferer, (40, 20))[0]) + 3) * size
         assert used[-1] < max(used) / 10  # outputs that no mask needs any more are gone
 
     def test_only_what_the_target_reads_is_kept(self, used: list[int]) -> None:

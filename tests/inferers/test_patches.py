@@ -74,7 +74,7 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     assume(len(patch_boxes(inferer, shape)[0]) <= 100)
     kind = draw(st.sampled_from(["window", "coalitions", "one region"]))
     if kind == "window":
-        size = draw(st.integers(2, min(shape)))
+        size = draw(st.integers(3, min(shape)))
         masks: ms.masks.Masks = ms.masks.SlidingWindowMasks(size, draw(st.integers(size // 2 + 1, size + 3)))
     else:
         masks = ms.masks.RegionMasks(10 if kind == "coalitions" else None, draw(st.sampled_from([0.2, 0.5, 0.9])))
@@ -159,7 +159,7 @@ class TestExact:
     )
     def test_other_inferers_of_the_same_arithmetic(self, inferer: SlidingWindowInferer, caplog: Any) -> None:
         network = Network(2 if isinstance(inferer, SliceInferer) else 3)
-        results = both(ms.sliding_window(4, 3, target=WHOLE, inferer=inferer), images(2, 1, 9, 12, 10), network)
+        results = both(ms.sliding_window(5, 4, target=WHOLE, inferer=inferer), images(2, 1, 9, 12, 10), network)
         assert_same(results, 1e-5)
         assert not logged_warnings(caplog)
         assert results[0][0].num_forwards != results[1][0].num_forwards
@@ -203,7 +203,7 @@ class Stopping:
 
 
 class TestResume:
-    @pytest.mark.parametrize("masks", [ms.masks.SlidingWindowMasks(4, 3), ms.masks.RegionMasks(30)])
+    @pytest.mark.parametrize("masks", [ms.masks.SlidingWindowMasks(4, 3), ms.masks.RegionMasks(15)])
     @pytest.mark.parametrize("memory", [True, ms.PatchMemory(0, 4000)])
     @pytest.mark.parametrize("share", [0, 0.6])
     def test_a_stopped_run_goes_on_to_the_same_bits(self, tmp_path: Path, masks: Any, memory: Any, share: Any) -> None:
@@ -344,11 +344,10 @@ class Local(torch.nn.Module):
         return torch.cat([0.5 - bright, bright - 0.5], 1) * 4
 
 
-@pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("method", METHODS)
-def test_patches_that_the_target_does_not_read(method: str, images: int) -> None:
+def test_patches_that_the_target_does_not_read(method: str) -> None:
     """They are not run, and every round gives what whole images give."""
-    image = 0.1 * torch.rand(images, 1, 64, 72, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    image = 0.1 * torch.rand(2, 1, 48, 56, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     image[..., 20:30, 34:44] += 1
     inferer = SlidingWindowInferer((16, 16), 4, 0.5)
     target = ms.RegionScore(1, "softmax", region="predicted")

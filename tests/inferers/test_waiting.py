@@ -251,7 +251,7 @@ def test_remembered_patches_wait_for_nothing(kind: Callable[..., Any], dims: str
     image = IMAGES[dims]
     inferer = SlidingWindowInferer(8, BATCH, overlap=0.5)
     target = kind([0, 1], "softmax")
-    explain = ms.sliding_window(8 if dims == "2D" else 6, 6, target=target, inferer=inferer, mask_batch_size=BATCH)
+    explain = ms.sliding_window(8 if dims == "2D" else 6, 8, target=target, inferer=inferer, mask_batch_size=BATCH)
     patches = number_of_patches(image, inferer)
     # The unperturbed patches, one with everything hidden, and the first batch of perturbed ones, of which some are
     # compared with the same alone.
