@@ -281,15 +281,16 @@ NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 ELSEWHERE = {"nnunet"}
 #: what a test replaces, by notebook: fewer masks and runs, all cells and their assertions
 SMALLER = {
-    "cohort_overnight": {"num_scans=4": "num_scans=3", '"300"': '"100"'},
-    "coming_from_captum": {"range(3):\n        torch": "range(1):\n        torch"},
+    "cohort_overnight": {"num_scans=4": "num_scans=3", '"300"': '"40"'},
+    "coming_from_captum": {"range(3):\n        torch": "range(1):\n        torch", "(40, 80)": "(40,)"},
     "coming_from_xaitk": {"1000": "200"},
-    "explain_a_brain": {"window_size=16, stride=8": "window_size=16, stride=16", "125, 250, 500": "100", "500": "100"},
+    "explain_a_brain": {"window_size=16, stride=8": "window_size=16, stride=16", "125, 250, 500": "100", "500": "100"}
+    | {"stride=8,\n    inferer": "stride=16,\n    inferer"},
     "explain_your_own_bundle": {'("run", "explain",': '("run", "explain", "--saliency_num_masks", "60",'},
     "first_map": {"focused_rise(": "focused_rise(100, "},
-    "is_this_map_any_good": {"focused_rise(": "focused_rise(100, "},
+    "is_this_map_any_good": {"focused_rise(": "focused_rise(100, ", "steps=10": "steps=4"},
     "segmentation_ct": {"window_size=8, stride=4": "window_size=8, stride=8"},
-    "sweep_on_slurm": {"(50, 100, 200)": "(20, 40)"},
+    "sweep_on_slurm": {"(50, 100, 200)": "(20, 40)", "num_scans=2": "num_scans=1"},
 }
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -67,7 +67,8 @@ def test_regions_modalities_and_units(make: Callable[[str], Bundle], tmp_path: P
     bundle = make("spleen_ct_segmentation")
     asked: dict[str, dict[str, Any]] = {
         "supervoxels": {"saliency_method": "region_occlusion", "saliency_num_supervoxels": 15},
-        "mm": {"saliency_method": "sliding_window", "saliency_window_size": 12, "saliency_window_unit": "mm"},
+        "mm": {"saliency_method": "sliding_window", "saliency_window_size": 12, "saliency_window_unit": "mm"}
+        | {"saliency_stride": 12},
         "air": {"saliency_fill": -1000, "saliency_fill_unit": "scan"},
         "black": {"saliency_fill": 0},
     }

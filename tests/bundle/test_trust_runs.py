@@ -27,10 +27,9 @@ FIGURES = [
 ]
 
 
-@pytest.fixture
-def cohort(tmp_path: Path) -> Path:
+def write_cohort(below: Path) -> Path:
     """Three scans of a Decathlon folder: one with a label, one with an empty label, one without any."""
-    folder = tmp_path / "cohort"
+    folder = below / "cohort"
     listing = []
     for number, (name, affine) in enumerate({"a": OBLIQUE, "b": LPS, "c": LPS}.items()):
         scan = nib.load(write_scan(folder / "imagesTs" / f"{name}.nii.gz", (14, 12, 9), affine, seed=number))
@@ -43,7 +42,15 @@ def cohort(tmp_path: Path) -> Path:
             f'{{"image": "./imagesTs/{name}.nii.gz"' + f', "label": "./labelsTs/{name}.nii.gz"' * (name != "c") + "}"
         )
     (folder / "dataset.json").write_text(f'{{"test": [{", ".join(listing)}]}}')
-    return tmp_path
+    return below
+
+
+@pytest.fixture(scope="module")
+def trusted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a cohort that was explained with figures, into ``trusted``, and that nothing changes."""
+    folder = write_cohort(tmp_path_factory.mktemp("trusted"))
+    explain(folder, "trusted", **TRUST, report=True)
+    return folder
 
 
 def explain(folder: Path, out: str = "out", **overrides: Any) -> None:
@@ -62,9 +69,9 @@ def without_costs(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     return [{name: value for name, value in row.items() if name not in costs} for row in rows]
 
 
-def test_figures_and_page(cohort: Path) -> None:
-    explain(cohort, **TRUST, report=True)
-    a, b, c = table(cohort / "out")
+def test_figures_and_page(trusted: Path) -> None:
+    out = trusted / "trusted"
+    a, b, c = table(out)
     assert [row["case"] for row in (a, b, c)] == ["imagesTs/a", "imagesTs/b", "imagesTs/c"]
     assert all(a[name] for name in FIGURES)
     assert a["trust_problem"] == ""
@@ -74,25 +81,26 @@ def test_figures_and_page(cohort: Path) -> None:
         assert row["trust_randomised"]
         assert row["trust_auprc"] == ""
     assert {*json.loads(a["trust_curves"])} == {"insertion", "deletion"}
-    drawings = [each["src"].partition("base64,")[2] for each in Page(page_of(cohort / "out", "imagesTs/a")).all("img")]
+    drawings = [each["src"].partition("base64,")[2] for each in Page(page_of(out, "imagesTs/a")).all("img")]
     assert any(b"Insertion (higher is better)" in base64.b64decode(each) for each in drawings)
-    page = (cohort / "out" / "trust.md").read_text()
-    assert page == trust_page(CaseTable(cohort / "out" / "summary.csv").read())
+    page = (out / "trust.md").read_text()
+    assert page == trust_page(CaseTable(out / "summary.csv").read())
     heads = [line for line in page.splitlines() if line.startswith("## ")]
     assert heads == ["## Consistency", "## Plausibility", "## Fidelity", "## Usefulness"]
     assert "1 map of 1 case with a label" in page
 
 
-def test_without_the_flag_nothing_changes(cohort: Path) -> None:
-    explain(cohort)
-    assert tuple(table(cohort / "out")[0]) == SUMMARY_COLUMNS
-    assert not (cohort / "out" / "trust.md").exists()
-    explain(cohort, "trusted", **TRUST)
-    assert maps(cohort / "out") == maps(cohort / "trusted")
-    assert [row["settings"] for row in table(cohort / "out")] == [row["settings"] for row in table(cohort / "trusted")]
+def test_without_the_flag_nothing_changes(trusted: Path) -> None:
+    explain(trusted, "plain")
+    assert tuple(table(trusted / "plain")[0]) == SUMMARY_COLUMNS
+    assert not (trusted / "plain" / "trust.md").exists()
+    assert maps(trusted / "plain") == maps(trusted / "trusted")
+    plain, other = (table(trusted / name) for name in ("plain", "trusted"))
+    assert [row["settings"] for row in plain] == [row["settings"] for row in other]
 
 
-def test_a_resumed_case_keeps_its_figures(cohort: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_case_keeps_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cohort = write_cohort(tmp_path)
     explain(cohort, **TRUST)
     before, page, spent = table(cohort / "out"), (cohort / "out" / "trust.md").read_text(), forwards(cohort, "out")
     measured: list[str] = []
@@ -117,15 +125,14 @@ def test_a_resumed_case_keeps_its_figures(cohort: Path, monkeypatch: pytest.Monk
     assert measured == ["imagesTs/a", "imagesTs/a", "imagesTs/b", "imagesTs/c"]
 
 
-def test_processes_complete_one_page(cohort: Path) -> None:
+@pytest.mark.parametrize("split", ["cases", "masks"])
+def test_processes_complete_one_page(trusted: Path, split: str) -> None:
     """Whatever they share: the figures and the page of the plain run."""
-    explain(cohort, "plain", **TRUST)
-    for split in ("cases", "masks"):
-        for number in range(2):
-            explain(cohort, split, **TRUST, **rank(number, 2, split))
-        assert without_costs(table(cohort / split)) == without_costs(table(cohort / "plain"))
-        pages = [(cohort / name / "trust.md").read_text().split("- A case costs") for name in (split, "plain")]
-        assert pages[0][0] == pages[1][0]
+    for number in range(2):
+        explain(trusted, split, **TRUST, **rank(number, 2, split))
+    assert without_costs(table(trusted / split)) == without_costs(table(trusted / "trusted"))
+    pages = [(trusted / name / "trust.md").read_text().split("- A case costs") for name in (split, "trusted")]
+    assert pages[0][0] == pages[1][0]
 
 
 @pytest.mark.parametrize("layout", ["lung_nodule_ct_detection", "vista3d"])

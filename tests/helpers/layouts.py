@@ -52,7 +52,7 @@ def spleen(bundle: Path, data: Path) -> tuple[dict[str, Path], dict[str, Any]]:
 
 
 def brats(bundle: Path, data: Path) -> tuple[dict[str, Path], dict[str, Any]]:
-    shape = (24, 24, 16)
+    shape = (16, 16, 8)
     names = [f"Brats18_{i}/Brats18_{i}_" for i in range(2)]
     modalities = ("t1ce", "t1", "t2", "flair")
     listing = [{"image": [f"{name}{m}.nii.gz" for m in modalities]} for name in names]
