@@ -35,7 +35,7 @@ network = torch.nn.Sequential(torch.nn.Conv3d(1, 8, 1), torch.nn.ReLU(), torch.n
 image = torch.rand(1, 1, 110, 110, 110)
 kept = keep_freed_memory(sys.argv[1])
 with torch.no_grad():
-    for count in (10, 30):  # the first ones take the blocks
+    for count in (5, 12):  # the first ones take the blocks
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         for _ in range(count):
             output = network(image)
