@@ -27,8 +27,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays: the garbage collector need not look through it again and again."""
-    gc.freeze()
+    gc.freeze()  # what is imported stays, and need not be looked through again and again
 
 
 @pytest.fixture(autouse=True)

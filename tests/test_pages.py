@@ -284,8 +284,7 @@ SMALLER = {
     "cohort_overnight": {"num_scans=4": "num_scans=3", '"300"': '"40"'},
     "coming_from_captum": {"range(3):\n        torch": "range(1):\n        torch", "(40, 80)": "(40,)"},
     "coming_from_xaitk": {"1000": "200"},
-    "explain_a_brain": {"window_size=16, stride=8": "window_size=16, stride=16", "125, 250, 500": "100", "500": "100"}
-    | {"stride=8,\n    inferer": "stride=16,\n    inferer"},
+    "explain_a_brain": {"stride=8": "stride=16", "125, 250, 500": "100", "500": "100"},
     "explain_your_own_bundle": {'("run", "explain",': '("run", "explain", "--saliency_num_masks", "60",'},
     "first_map": {"focused_rise(": "focused_rise(100, "},
     "is_this_map_any_good": {"focused_rise(": "focused_rise(100, ", "steps=10": "steps=4"},

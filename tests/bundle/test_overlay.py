@@ -66,15 +66,14 @@ def test_regions_modalities_and_units(make: Callable[[str], Bundle], tmp_path: P
     """What asks for more than the image: voxel sizes, regions, channels, and the scan's own intensities."""
     bundle = make("spleen_ct_segmentation")
     asked: dict[str, dict[str, Any]] = {
-        "supervoxels": {"saliency_method": "region_occlusion", "saliency_num_supervoxels": 15},
-        "mm": {"saliency_method": "sliding_window", "saliency_window_size": 12, "saliency_window_unit": "mm"}
-        | {"saliency_stride": 12},
-        "air": {"saliency_fill": -1000, "saliency_fill_unit": "scan"},
-        "black": {"saliency_fill": 0},
+        "supervoxels": {"method": "region_occlusion", "num_supervoxels": 15},
+        "mm": {"method": "sliding_window", "window_size": 12, "stride": 12, "window_unit": "mm"},
+        "air": {"fill": -1000, "fill_unit": "scan"},
+        "black": {"fill": 0},
     }
     maps = {}
     for name, settings in asked.items():
-        bundle.explain(saliency_dir=str(tmp_path / name), **settings)
+        bundle.explain(saliency_dir=str(tmp_path / name), **{f"saliency_{id}": each for id, each in settings.items()})
         assert not (tmp_path / name / "failures.csv").exists()
         for case, path in bundle.scans.items():
             scan, saliency = nib.load(path), nib.load(tmp_path / name / f"{case}_saliency.nii.gz")
@@ -166,10 +165,7 @@ def check_map(maps: Path, case: str, path: Path, layout: str) -> None:
     np.testing.assert_allclose(saliency.affine, scan.affine, atol=1e-5)
     if path.suffix == ".gz" and layout != "valve_landmarks":
         header = nib.load(path).header
-        assert (saliency.header["sform_code"], saliency.header["qform_code"]) == (
-            header["sform_code"],
-            header["qform_code"],
-        )
+        assert all(saliency.header[code] == header[code] for code in ("sform_code", "qform_code"))
     assert np.isfinite(values).all()
     for each in np.moveaxis(values, -1, 0) if len(rows) > 1 else [values]:
         assert np.ptp(each) > 0
@@ -311,11 +307,10 @@ def test_saturated_probability_gets_the_flag_to_give_and_no_other_meaning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One case's probability is 1 whatever is hidden, the other's is not: both are asked for one thing."""
+    few: dict[str, Any] = {"num_masks": 5, "picture": False}
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=90000 - 89800 * i) for i in range(2)]
     with pytest.raises(SystemExit, match="1 case without a map"):
-        Overlay(tmp_path / "maps", num_masks=5, picture=False, scale="probability").explain(
-            small_bundle(scans, Hundredths())
-        )
+        Overlay(tmp_path / "maps", **few, scale="probability").explain(small_bundle(scans, Hundredths()))
     (row,) = rows_of(tmp_path / "maps" / "failures.csv")
     assert row["case"] == "0"
     assert "try --saliency_activation none" in row["error"]
@@ -323,11 +318,9 @@ def test_saturated_probability_gets_the_flag_to_give_and_no_other_meaning(
     (row,) = rows_of(tmp_path / "maps" / "summary.csv")
     assert (row["case"], row["unit"], row["quantity"]) == ("1", "probability", "softmax probability of the class")
     assert float(row["noise"]) > 0
-    Overlay(tmp_path / "logits", num_masks=5, picture=False, activation="none").explain(
-        small_bundle(scans, Hundredths())
-    )
+    Overlay(tmp_path / "logits", **few, activation="none").explain(small_bundle(scans, Hundredths()))
     assert {row["unit"] for row in rows_of(tmp_path / "logits" / "summary.csv")} == {"network output"}
-    Overlay(tmp_path / "auto", num_masks=5, picture=False).explain(small_bundle(scans, Hundredths()))
+    Overlay(tmp_path / "auto", **few).explain(small_bundle(scans, Hundredths()))
     saturated, other = rows_of(tmp_path / "auto" / "summary.csv")
     assert (saturated["unit"], saturated["score"], other["unit"]) == ("log-odds", "1.0", "probability")
     assert saturated["quantity"] == "log-odds of the softmax probability of the class"
@@ -357,13 +350,11 @@ def test_a_loader_that_ends_early_makes_up_no_case(tmp_path: Path, caplog: pytes
     assert "has not met 3 of the cases that its loader's dataset lists (the first is c)" in caplog.text
 
 
-class Broken(torch.nn.Module):
+class Broken(Hundredths):
     """Gives NaN for the first image of a batch."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        score = image.mean(dim=(1, 2, 3, 4)) / 100  # no saturated probability
-        score = torch.where(image.amax(dim=(1, 2, 3, 4)) > 500, torch.nan, score)
-        return torch.stack([score, -score], dim=1)
+        return torch.where(image.amax(dim=(1, 2, 3, 4))[:, None] > 500, torch.nan, super().forward(image))
 
 
 def test_bundle_without_an_evaluator_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,27 +426,18 @@ def test_patches_are_remembered_under_amp(method: Any, make: Any, tmp_path: Path
 STACK = "xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise.RISEStack"
 
 
-def voxels_of(folder: Path) -> dict[str, np.ndarray]:
-    found = {}
-    for path in sorted(folder.rglob("*_saliency.nii.gz")):
-        found[path.name] = np.asanyarray(nib.load(path).dataobj)
-    return found
-
-
 def test_a_whole_method_by_the_overlay(make: Callable[[str], Bundle], tmp_path: Path) -> None:
     """RISE of both packages, with the same masks: the one scales its maps."""
     bundle = make("breast_density_classification")
     shared = {"saliency_p1": 0.4, "saliency_seed": 3, "saliency_trust": True, "saliency_trust_steps": 4}
     theirs = {"saliency_method": STACK, "saliency_n": 12, "saliency_s": 4}
     ours = {"saliency_method": "rise", "saliency_num_masks": 12, "saliency_grid_size": 4, "saliency_form": "debiased"}
-    folders = {}
     for name, method in {"theirs": theirs, "ours": ours}.items():
-        folders[name] = tmp_path / name
-        bundle.explain(few_masks=False, saliency_dir=str(folders[name]), **shared, **method)
-    expected, found = voxels_of(folders["ours"]), voxels_of(folders["theirs"])
-    assert found.keys() == expected.keys() != set()
-    for name, saliency in expected.items():
-        np.testing.assert_allclose(found[name], saliency / np.abs(saliency).max(), rtol=0, atol=1e-4)
-    rows = rows_of(folders["theirs"] / "summary.csv")
+        bundle.explain(few_masks=False, saliency_dir=str(tmp_path / name), **shared, **method)
+    for case in bundle.scans:
+        files = (tmp_path / name / f"{case}_saliency.nii.gz" for name in ("theirs", "ours"))
+        found, expected = (nib.load(file).get_fdata() for file in files)
+        np.testing.assert_allclose(found, expected / np.abs(expected).max(), rtol=0, atol=1e-4)
+    rows = rows_of(tmp_path / "theirs" / "summary.csv")
     assert [row["forwards"] for row in rows] == ["14"] * len(rows)  # the image too, once for each
-    assert not (folders["theirs"] / "failures.csv").exists()
+    assert not (tmp_path / "theirs" / "failures.csv").exists()

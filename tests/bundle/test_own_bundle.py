@@ -82,10 +82,9 @@ def test_class_names_are_the_metadatas_unless_given() -> None:
 
 def test_half_precision_explains_and_leaves_predictions(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
     """The same folder again: stored scores of another precision are not taken for these."""
-    coarse = {"stride": 8}
-    plain = run(cohort, tmp_path / "out", checkpoint, **coarse)
+    plain = run(cohort, tmp_path / "out", checkpoint, stride=8)
     before = nib.load(tmp_path / "out" / "a_saliency.nii.gz").get_fdata()
-    faster = coarse | {"amp": "bf16", "channels_last": True}
+    faster = {"stride": 8, "amp": "bf16", "channels_last": True}
     quick = run(cohort, tmp_path / "out", checkpoint, **faster)
     after = nib.load(tmp_path / "out" / "a_saliency.nii.gz").get_fdata()
     assert 0 < np.abs(after - before).max() < 0.1 * np.abs(before).max()

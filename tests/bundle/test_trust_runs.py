@@ -10,26 +10,29 @@ import monai.bundle
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from helpers.brightness import Brightness
 from helpers.files import maps, rows_of
 from helpers.layouts import Bundle
 from helpers.own_bundle import forwards, rank, settings
 from helpers.reports import Page, page_of
 from helpers.scans import LPS, OBLIQUE, write_scan
+from monai.data import DataLoader, Dataset
+from monai.engines import SupervisedEvaluator
+from monai.transforms import Compose, EnsureChannelFirstd, Flipd, LoadImaged, Orientationd
 
+import monai_saliency as ms
 from monai_saliency.handlers.trust import Trust, Trusted
 from monai_saliency.handlers.trust_page import trust_page
 from monai_saliency.storage.tables import SUMMARY_COLUMNS, TRUST_COLUMNS, CaseTable
 
 TRUST = {"trust": True, "trust_steps": 3}
-FIGURES = [
-    name for name in TRUST_COLUMNS if name not in ("trust_of", "trust_problem", "trust_forwards", "trust_curves")
-]
+FIGURES = [each for each in TRUST_COLUMNS if each.removeprefix("trust_") not in ("of", "problem", "forwards", "curves")]
 
 
-def write_cohort(below: Path) -> Path:
+def write_cohort(root: Path) -> Path:
     """Three scans of a Decathlon folder: one with a label, one with an empty label, one without any."""
-    folder = below / "cohort"
+    folder = root / "cohort"
     listing = []
     for number, (name, affine) in enumerate({"a": OBLIQUE, "b": LPS, "c": LPS}.items()):
         scan = nib.load(write_scan(folder / "imagesTs" / f"{name}.nii.gz", (14, 12, 9), affine, seed=number))
@@ -38,11 +41,10 @@ def write_cohort(below: Path) -> Path:
         (folder / "labelsTs").mkdir(exist_ok=True)
         if name != "c":
             nib.save(nib.Nifti1Image(label, scan.affine), folder / "labelsTs" / f"{name}.nii.gz")
-        listing.append(
-            f'{{"image": "./imagesTs/{name}.nii.gz"' + f', "label": "./labelsTs/{name}.nii.gz"' * (name != "c") + "}"
-        )
-    (folder / "dataset.json").write_text(f'{{"test": [{", ".join(listing)}]}}')
-    return below
+        kinds = {"image": "imagesTs"} if name == "c" else {"image": "imagesTs", "label": "labelsTs"}
+        listing.append({kind: f"./{below}/{name}.nii.gz" for kind, below in kinds.items()})
+    (folder / "dataset.json").write_text(json.dumps({"test": listing}))
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -154,13 +156,6 @@ def test_the_overlay_on_bundles_of_others(make: Callable[[str], Bundle], tmp_pat
 
 def test_the_overlay_reads_labels_of_the_bundle(tmp_path: Path) -> None:
     """A label that the bundle loads and turns is read from its file, on the grid that the network sees."""
-    import torch
-    from monai.data import DataLoader, Dataset
-    from monai.engines import SupervisedEvaluator
-    from monai.transforms import Compose, EnsureChannelFirstd, Flipd, LoadImaged, Orientationd
-
-    import monai_saliency as ms
-
     scan = np.full((12, 10, 8), 10, np.float32)
     scan[6:10, 2:6, 4:8] = 200
     for name, voxels in (("scan", scan), ("label", (scan > 100).astype(np.uint8))):

@@ -13,7 +13,7 @@ from typing import Any
 
 import monai.bundle
 import pytest
-from helpers.files import rows_of, voxels
+from helpers.files import cases, rows_of, voxels
 from helpers.own_bundle import BATCH, BATCHES, forwards, launch, settings
 from helpers.scans import write_scans
 from monai.utils import OptionalImportError
@@ -30,10 +30,6 @@ def shared(tmp_path: Path, out: str, seconds: float = 0.0, **overrides: object) 
     """Settings of a run on Ray."""
     fixed = settings(tmp_path, out, seconds, **overrides)
     return fixed | {"config_file": [fixed["config_file"], OVERLAY]}
-
-
-def cases(folder: Path) -> list[str]:
-    return [row["case"] for row in rows_of(folder / "summary.csv")]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Any
 
 import monai.bundle
 import pytest
-from helpers.files import rows_of, voxels
+from helpers.files import cases, voxels
 from helpers.own_bundle import BATCH, BATCHES, forwards, settings
 from helpers.paths import BUNDLE, TESTS
 from helpers.scans import write_scans
@@ -194,10 +194,6 @@ def plain(cohort: Path, out: str = "whole", **chosen: Any) -> dict[str, bytes]:
     """The maps of the plain run."""
     monai.bundle.run(**settings(cohort, out, **chosen))
     return voxels(cohort / out)
-
-
-def cases(folder: Path) -> list[str]:
-    return [row["case"] for row in rows_of(folder / "summary.csv")]
 
 
 @pytest.mark.slow

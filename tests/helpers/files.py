@@ -25,6 +25,11 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def cases(folder: Path) -> list[str]:
+    """The cases that the table of an output folder lists."""
+    return [row["case"] for row in rows_of(folder / "summary.csv")]
+
+
 def voxels(folder: Path) -> dict[str, bytes]:
     return {path.name: np.asarray(nib.load(path).dataobj).tobytes() for path in folder.glob("*.nii.gz")}
 
