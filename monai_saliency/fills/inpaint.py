@@ -8,6 +8,7 @@ a step of conjugate gradients.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,11 +90,11 @@ class _BoundInpaintFill:
 
     def of(self, image: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
         """The fill ``(n, C, *spatial)`` of an image ``(1, C, *spatial)`` for masks ``(n, 1 or C, *spatial)``."""
-        image = plain(image).to(self.dtype)
-        hidden = (masks < _HIDDEN).to(self.dtype)
+        image = plain(image).to(self.dtype).contiguous()
+        hidden = (masks < _HIDDEN).to(self.dtype).contiguous()
         axes = tuple(range(2, image.ndim))
         has_no_rim = hidden.amin(axes, keepdim=True)
-        with exact_arithmetic(image.device):
+        with exact_arithmetic(image.device), torch.cuda.device_of(image):
             laplace = Laplace(hidden)
             smooth = laplace.solve(image, self.steps).addcmul_(has_no_rim, image.mean(axes, keepdim=True))
             deviation = laplace.spread(self.deviation).addcmul_(has_no_rim, self.deviation.mean(axes, keepdim=True))
@@ -115,17 +116,31 @@ class _Level:
     hidden: torch.Tensor
     minus: torch.Tensor
     weight: torch.Tensor
+    kernel: Callable[..., torch.Tensor] | None
 
     @staticmethod
     def of(hidden: torch.Tensor) -> _Level:
         ones = torch.ones_like(hidden[:1, :1])
         neighbours = _add_neighbours(torch.zeros_like(ones), ones).clamp(min=1)
-        return _Level(hidden, -neighbours, hidden / neighbours)
+        return _Level(hidden, -neighbours, hidden / neighbours, _kernel(hidden.device))
 
     def residual(self, values: torch.Tensor, right: torch.Tensor | None = None) -> torch.Tensor:
-        """The sum of all neighbours less their number times the value, plus the right side."""
+        """Where hidden, the sum of all neighbours less their number times the value, plus the right side; else 0."""
+        return self._relaxed(values, right, self.hidden)
+
+    def sweep(self, values: torch.Tensor, right: torch.Tensor, step: float) -> torch.Tensor:
+        """A Jacobi sweep, which may be in place."""
+        return self._relaxed(values, right, self.weight, step)
+
+    def _relaxed(
+        self, values: torch.Tensor, right: torch.Tensor | None, factor: torch.Tensor, step: float | None = None
+    ) -> torch.Tensor:
+        """The residual times a factor, or a step of it added to the values."""
+        if self.kernel is not None:
+            return self.kernel(values, right, factor, step)
         own = values * self.minus if right is None else torch.addcmul(right, values, self.minus)
-        return _add_neighbours(own, values)
+        found = _add_neighbours(own, values)
+        return found.mul_(factor) if step is None else values.addcmul_(factor, found, value=step)
 
 
 class Laplace:
@@ -150,13 +165,13 @@ class Laplace:
         """
         top = self.levels[0]
         found = self.spread(values, corrected=True)
-        residual = top.residual(found).mul_(top.hidden)
+        residual = top.residual(found)
         way, before = None, residual.new_ones(())
         for _ in range(steps):
             cycle = self._cycle(residual)
             now = _product(residual, cycle)
             way = cycle if way is None else torch.addcmul(cycle, way, now / before.clamp(min=1e-30))
-            change = top.residual(way).mul_(top.hidden)
+            change = top.residual(way)
             length = -now / _product(way, change).clamp(max=-1e-30)
             found.addcmul_(way, length)
             residual.addcmul_(change, length)
@@ -175,7 +190,7 @@ class Laplace:
             around = known.sum(axes, keepdim=True) / kept.sum(axes, keepdim=True).clamp(min=1)
         found = known.addcmul(hidden, around)
         if corrected and level:
-            found += self._cycle(self.levels[level].residual(found).mul_(hidden), level)
+            found += self._cycle(self.levels[level].residual(found), level)
         return found
 
     def _cycle(self, right: torch.Tensor, level: int = 0) -> torch.Tensor:
@@ -184,13 +199,21 @@ class Laplace:
         weights = _chebyshev(_SWEEPS_AT_THE_BOTTOM if is_last else _SWEEPS, right.ndim - 2)
         values = (right * here.weight).mul_(weights[0])
         for weight in weights[1:]:
-            values.addcmul_(here.weight, here.residual(values, right), value=weight)
+            values = here.sweep(values, right, weight)
         if not is_last:
-            coarse = _pooled(here.residual(values, right).mul_(here.hidden)).mul_(_COARSER)
-            values.addcmul_(here.hidden, _stretched(self._cycle(coarse, level + 1), values))
+            coarse = self._cycle(_pooled(here.residual(values, right)), level + 1)
+            values.addcmul_(here.hidden, _stretched(coarse, values), value=_COARSER)
         for weight in reversed(weights):
-            values.addcmul_(here.weight, here.residual(values, right), value=weight)
+            values = here.sweep(values, right, weight)
         return values
+
+
+def _kernel(device: torch.device) -> Callable[..., torch.Tensor] | None:
+    if device.type != "cuda":
+        return None
+    from monai_saliency.fills.laplace_kernel import gpu_kernel
+
+    return gpu_kernel(device)
 
 
 def _add_neighbours(out: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

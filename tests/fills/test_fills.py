@@ -248,6 +248,20 @@ def test_equals_a_dense_solve_and_each_mask_alone(shape: tuple[int, ...], masks:
     torch.testing.assert_close(found, alone, rtol=0, atol=1e-6)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("shape", [(31,), (24, 19), (10, 11, 9)])
+@pytest.mark.parametrize(("channels", "dtype", "atol"), [(1, torch.float32, 1e-6), (2, torch.float64, 1e-12)])
+def test_a_gpu_continues_as_the_cpu_does(
+    shape: tuple[int, ...], channels: int, dtype: torch.dtype, atol: float
+) -> None:
+    image, masks = torch.rand(2, *shape, dtype=dtype), (torch.rand(3, channels, *shape) > 0.5).to(dtype)
+    found, expected = (
+        ms.InpaintFill().bind(Case("a", image.to(device))).of(image[None].to(device), masks.to(device))
+        for device in ("cuda", "cpu")
+    )
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=atol)
+
+
 def test_more_steps_come_closer() -> None:
     image = torch.randn(1, 40, 33, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     hidden = ms.masks.RISEMasks(1, 4, 0.4).bind(image).render([0]) < 0.5
