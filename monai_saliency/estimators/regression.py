@@ -343,16 +343,17 @@ def _ridge(features: Tensor, wanted: Tensor, tolerance: float) -> _Ridge:
     a tolerance of the least one.
     """
     values, vectors = torch.linalg.eigh((features @ features.T).to(wanted))
-    values, along, squares = values.clamp_min(0), vectors.T @ wanted, vectors.square()
-    tried = []
-    for strength in (float(values.mean()) * _STRENGTHS).tolist():
-        kept = values / (values + strength)
-        explained = vectors @ (kept * along)
-        own = squares @ kept + 1 / len(wanted)  # how far a mask's own score decides what is explained of it
-        left_out = (wanted - explained) / (1 - own).clamp_min(1e-6)
-        tried.append((float(left_out.square().mean()), strength, explained, left_out))
-    least, *_, left_out = min(tried, key=lambda each: each[0])
-    allowed = least + tolerance * float(left_out.square().std()) / len(wanted) ** 0.5
-    _, strength, explained, left_out = next(each for each in reversed(tried) if each[0] <= allowed)
-    weights = (vectors / (values + max(strength, torch.finfo(torch.float64).tiny))) @ vectors.T
-    return _Ridge((features.T @ (weights @ wanted).to(features)).to(wanted), explained, left_out, weights)
+    values = values.clamp_min(0)[:, None]
+    strengths = (values.mean() * torch.from_numpy(_STRENGTHS)).clamp_min(torch.finfo(torch.float64).tiny)
+    kept = values / (values + strengths)
+    explained = vectors @ (kept * (vectors.T @ wanted)[:, None])
+    own = vectors.square() @ kept + 1 / len(wanted)  # how far a mask's own score decides what is explained of it
+    left_out = (wanted[:, None] - explained) / (1 - own).clamp_min(1e-6)
+    squares = left_out.square()
+    errors = squares.mean(dim=0)
+    least = int(errors.argmin())
+    allowed = errors[least] + tolerance * squares[:, least].std() / len(wanted) ** 0.5
+    chosen = int((errors <= allowed).nonzero().max())
+    weights = (vectors / (values.T + strengths[chosen])) @ vectors.T
+    heights = (features.T @ (weights @ wanted).to(features)).to(wanted)
+    return _Ridge(heights, explained[:, chosen], left_out[:, chosen], weights)
