@@ -342,7 +342,7 @@ def _ridge(features: Tensor, wanted: Tensor, tolerance: float) -> _Ridge:
     """The ridge regression of centred features and values with the largest penalty whose leave-one-out error is within
     a tolerance of the least one.
     """
-    values, vectors = torch.linalg.eigh((features @ features.T).to(wanted))
+    values, vectors = _eigh((features @ features.T).to(wanted))
     values = values.clamp_min(0)[:, None]
     strengths = (values.mean() * torch.from_numpy(_STRENGTHS)).clamp_min(torch.finfo(torch.float64).tiny)
     kept = values / (values + strengths)
@@ -357,3 +357,16 @@ def _ridge(features: Tensor, wanted: Tensor, tolerance: float) -> _Ridge:
     weights = (vectors / (values.T + strengths[chosen])) @ vectors.T
     heights = (features.T @ (weights @ wanted).to(features)).to(wanted)
     return _Ridge(heights, explained[:, chosen], left_out[:, chosen], weights)
+
+
+def _eigh(products: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors, in one thread: several wait for each other, 15 times as long while writers keep the
+    cores busy.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        values, vectors = torch.linalg.eigh(products)
+    finally:
+        torch.set_num_threads(threads)
+    return values, vectors
