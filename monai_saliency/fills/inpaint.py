@@ -154,7 +154,7 @@ class Laplace:
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.levels = [_Level.of(hidden)]
-        while max(hidden.shape[2:]) > 2:
+        while max(hidden.shape[2:]) > 4:
             hidden = (_pooled(hidden) > 1 - 1e-6).to(hidden.dtype)
             self.levels.append(_Level.of(hidden))
 
@@ -233,12 +233,7 @@ def _pooled(values: torch.Tensor) -> torch.Tensor:
 
 def _stretched(coarse: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Each coarse value in all voxels of its cell."""
-    sizes = coarse.shape[2:]
-    split = coarse.reshape(*coarse.shape[:2], *[each for size in sizes for each in (size, 1)])
-    whole = split.expand(*coarse.shape[:2], *[each for size in sizes for each in (size, 2)])
-    stretched = whole.reshape(*coarse.shape[:2], *[2 * size for size in sizes])
-    inside = (slice(None), slice(None), *map(slice, like.shape[2:]))
-    return stretched[inside]
+    return F.interpolate(coarse, scale_factor=2.0)[(..., *map(slice, like.shape[2:]))]
 
 
 def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
