@@ -38,6 +38,8 @@ _HALVES = 2
 _OF_VALUE = 0.45
 # So many numbers are held of masks at once: 128 MB.
 _AT_ONCE = 2**24
+# The eigenproblem of fewer masks takes less than 0.2 seconds.
+_FEW = 1000
 
 
 class RegressionScoring(Estimator):
@@ -360,11 +362,11 @@ def _ridge(features: Tensor, wanted: Tensor, tolerance: float) -> _Ridge:
 
 
 def _eigh(products: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors, in one thread: several wait for each other, 15 times as long while writers keep the
-    cores busy.
+    """Eigenvalues and eigenvectors. Of few masks in one thread: several would wait for each other while writers keep
+    the cores busy, and take 15 times as long.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1 if len(products) < _FEW else threads)
     try:
         values, vectors = torch.linalg.eigh(products)
     finally:

@@ -122,7 +122,12 @@ class _Level:
     def of(hidden: torch.Tensor) -> _Level:
         ones = torch.ones_like(hidden[:1, :1])
         neighbours = _add_neighbours(torch.zeros_like(ones), ones).clamp(min=1)
-        return _Level(hidden, -neighbours, hidden / neighbours, _kernel(hidden.device))
+        kernel = None
+        if hidden.is_cuda:
+            from monai_saliency.fills.laplace_kernel import gpu_kernel
+
+            kernel = gpu_kernel(hidden.device)
+        return _Level(hidden, -neighbours, hidden / neighbours, kernel)
 
     def residual(self, values: torch.Tensor, right: torch.Tensor | None = None) -> torch.Tensor:
         """Where hidden, the sum of all neighbours less their number times the value, plus the right side; else 0."""
@@ -208,14 +213,6 @@ class Laplace:
         return values
 
 
-def _kernel(device: torch.device) -> Callable[..., torch.Tensor] | None:
-    if device.type != "cuda":
-        return None
-    from monai_saliency.fills.laplace_kernel import gpu_kernel
-
-    return gpu_kernel(device)
-
-
 def _add_neighbours(out: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Add the direct neighbours of each voxel to ``out``."""
     for axis in range(2, values.ndim):
@@ -233,7 +230,8 @@ def _pooled(values: torch.Tensor) -> torch.Tensor:
 
 def _stretched(coarse: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Each coarse value in all voxels of its cell."""
-    return F.interpolate(coarse, scale_factor=2.0)[(..., *map(slice, like.shape[2:]))]
+    inside = (slice(None), slice(None), *map(slice, like.shape[2:]))
+    return F.interpolate(coarse, scale_factor=2.0)[inside]
 
 
 def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -25,9 +25,7 @@ _BLOCK = 1024
 
 @cache
 def gpu_kernel(device: torch.device) -> Callable[..., Tensor] | None:
-    """``relaxed(values, right, factor, step)`` of :mod:`monai_saliency.fills.inpaint` for contiguous tensors on a GPU,
-    which has to be the current one; None where nothing can be compiled, such as without a C compiler.
-    """
+    """``relaxed(values, right, factor, step)`` for contiguous tensors on the current GPU; None without a C compiler."""
     try:
         compiled = triton.jit(_relax)
         zeros = torch.zeros(1, 1, 2, device=device)
