@@ -18,7 +18,7 @@ def test_parts_make_the_whole(length: int, count: int) -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 20), st.integers(1, 15), st.sampled_from(["auto", "cases", "masks"]))
+@given(st.integers(0, 30), st.integers(1, 40), st.sampled_from(["auto", "cases", "masks"]))
 def test_workers_do_every_part_of_every_case_once(count: int, num_workers: int, split: str) -> None:
     shares = [units(count, num_workers, split)[rank::num_workers] for rank in range(num_workers)]
     done = Counter(unit for share in shares for unit in share)

@@ -231,7 +231,7 @@ def test_flags_of_another_bundle(given: str, meant: str, monkeypatch: pytest.Mon
 def test_a_setting_that_lacks_a_letter_is_refused_in_python() -> None:
     """And never chooses a method."""
     for id in ["method", "classes", "picture", *all_settings()]:
-        for given in {id[:place] + id[place + 1 :] for place in (0, len(id) // 2, len(id) - 1)} - {""}:
+        for given in {id[:place] + id[place + 1 :] for place in range(len(id))} - {""}:
             with pytest.raises(TypeError, match=f"attach has no setting `{given}`: did you mean `"):
                 AttachSettings.of(**{given: 3})
     with pytest.raises(TypeError, match="attach has no setting `note`: it has image_key, key"):

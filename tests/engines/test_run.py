@@ -257,7 +257,7 @@ def alive(group: int) -> list[str]:
 #: each moment, loader of scans and signal at least once; the first as a user's Ctrl-C in a terminal, which all
 #: processes of the run get
 STOPS = [("forward", "processes", "SIGINT to all"), ("saving", "threads", "SIGTERM"), ("loading", "threads", "SIGINT")]
-STOPS += [("loading", "no workers", "SIGTERM to all")]
+STOPS += [("loading", "no workers", "SIGTERM to all"), ("forward", "no workers", "SIGTERM")]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")

@@ -174,10 +174,10 @@ class TestBounded:
     def test_windows_need_little_more_than_the_unperturbed_outputs(self, used: list[int]) -> None:
         inferer = SlidingWindowInferer((8, 8), 3, 0.5)
         explain = ms.sliding_window(3, 1, target=WHOLE, inferer=inferer)
-        (explanation,) = explain.explain(images(1, 1, 40, 20), Network(2))
+        (explanation,) = explain.explain(images(1, 1, 44, 28), Network(2))
         size = 3 * 8 * 8 * 4
-        assert explanation.num_forwards > 1000
-        assert max(used) <= (len(patch_boxes(inferer, (40, 20))[0]) + 3) * size
+        assert explanation.num_forwards > 2000
+        assert max(used) <= (len(patch_boxes(inferer, (44, 28))[0]) + 3) * size
         assert used[-1] < max(used) / 10  # outputs that no mask needs any more are gone
 
     def test_only_what_the_target_reads_is_kept(self, used: list[int]) -> None:

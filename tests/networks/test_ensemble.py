@@ -200,7 +200,7 @@ def test_the_bundle_explains_folds_and_saves_their_disagreement(tmp_path: Path) 
     """On the scan's own grid; a second run goes on with the stored scores, and one network leaves no such file."""
     write_scans(tmp_path, 2)
     files = []
-    for fold in range(2):
+    for fold in range(3):
         torch.manual_seed(fold)
         files.append(str(tmp_path / f"fold{fold}.pt"))
         torch.save(DenseNet(**SMALL_NET).state_dict(), files[-1])  # type: ignore[arg-type]
@@ -218,7 +218,7 @@ def test_the_bundle_explains_folds_and_saves_their_disagreement(tmp_path: Path) 
     each = [run(f"fold{i}", file) for i, file in enumerate(files)]
     for i, row in enumerate(rows):
         name = f"s{i}_saliency.nii.gz"
-        maps = np.stack([nib.load(tmp_path / f"fold{k}" / name).get_fdata() for k in range(2)])
+        maps = np.stack([nib.load(tmp_path / f"fold{k}" / name).get_fdata() for k in range(3)])
         mean, disagreement = (
             nib.load(tmp_path / "folds" / file) for file in (name, name.replace("saliency", "disagreement"))
         )
