@@ -31,7 +31,7 @@ def gpu_kernel(device: torch.device) -> Callable[..., Tensor] | None:
         zeros = torch.zeros(1, 1, 2, device=device)
         _launched(compiled, zeros, None, zeros, None)
     except Exception as error:
-        logger.info("InpaintFill takes two to three times longer, since Triton compiles nothing here: %s", error)
+        logger.info("InpaintFill takes about three times longer, since Triton compiles nothing here: %s", error)
         return None
     return lambda *given: _launched(compiled, *given)
 
