@@ -56,7 +56,7 @@ class FocusedMasks(Masks):
     - Where hiding the place leaves more than a quarter of what the image adds to the score, another place gives what it
       gives. A round with the first one hidden finds that, and each place has its masks with the others hidden.
     - With an ``inferer`` that cuts patches, the first round hides windows on the patch grid, and in the second one all
-      outside of the place is kept.
+      outside of the place is kept. Where nothing stands out, there is no second one.
 
     Each explained score asks for its own masks of the later rounds. An id is ``(hidden, place, number)``: the first two
     are sets of cells, as the bits of a number, and the last one counts the random masks of a place.
@@ -159,7 +159,8 @@ class BoundFocusedMasks(BoundMasks):
 
     def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
         count = len({place for _, place, _ in ids if place})
-        words = "nothing stood out, so the last masks cover the whole image"
+        what = "no finer masks were run" if self.on_patches else "the last masks cover the whole image"
+        words = f"nothing stood out, so {what}"
         if count:
             words = f"the last masks look inside {count} place{'s' * (count > 1)} with evidence"
         if count > 1:

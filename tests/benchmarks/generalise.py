@@ -260,7 +260,7 @@ def measure(unit: str, args: argparse.Namespace) -> list[Row]:
     warnings.simplefilter("ignore")
     rows: list[Row] = []
     for question in questions(unit, args.half, args.num_cases, args.device, args.open_ms):
-        if question.accuracy < (0.4 if unit in PATIENTS else 0.9):
+        if question.accuracy < 0.9 and unit not in PATIENTS:  # a crop counts where its lesions are found
             print(f"{unit} is left out: accuracy {question.accuracy:.2f}", flush=True)
             break
         rows += explained(question, args.methods)

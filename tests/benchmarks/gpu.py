@@ -308,14 +308,10 @@ def waits_for_the_device(s: Setting) -> Rows:
     target, batch_size = ms.ClassScore([1], "softmax"), 8
     inner = SlidingWindowInferer([16] * 2, sw_batch_size=batch_size, overlap=0.5)
     torch.manual_seed(0)
-    segmenter = torch.nn.Conv2d(3, 2, 3, padding=1).eval().to(s.device)
+    segmenter, classifier = torch.nn.Conv2d(3, 2, 3, padding=1).eval().to(s.device), light(2).to(s.device)
     questions: dict[str, tuple[Any, torch.nn.Module, int]] = {
-        "RISE": (lambda n: ms.rise(n * batch_size - 1, target=target, mask_batch_size=batch_size), made_light(s), 48),
-        "windows": (
-            lambda n: ms.sliding_window(8, 64 // n, target=target, mask_batch_size=batch_size),
-            made_light(s),
-            64,
-        ),
+        "RISE": (lambda n: ms.rise(n * batch_size - 1, target=target, mask_batch_size=batch_size), classifier, 48),
+        "windows": (lambda n: ms.sliding_window(8, 64 // n, target=target, mask_batch_size=batch_size), classifier, 64),
         "remembered patches": (
             lambda n: ms.sliding_window(
                 8, 64 // n, target=ms.RegionScore(1, "softmax"), inferer=inner, mask_batch_size=batch_size
@@ -328,11 +324,6 @@ def waits_for_the_device(s: Setting) -> Rows:
         image = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0)).to(s.device)
         few, many = (_waits(explain(count), image, network, s) for count in (4, 8))
         yield row(f"{name}: waits a batch", (many[0] - few[0]) / (many[1] - few[1]), at_most=0)
-
-
-def made_light(s: Setting) -> torch.nn.Module:
-    """The network whose forwards cost little, on the device."""
-    return light(2).to(s.device)
 
 
 def _waits(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
 
@@ -151,6 +152,13 @@ def test_where_nothing_stands_out_there_are_more_masks_of_the_first_round(networ
     assert found.stopped.startswith("nothing stood out, so the last masks cover the whole image")
     if float(found.saliency.abs().max()) > 0:
         assert sorted(number for _, place, number in found.ids if not place and number >= 0) == list(range(340))
+
+
+def test_where_nothing_stands_out_on_patches_there_are_windows_only() -> None:
+    settings = {"target": ms.RegionScore(1, "softmax", "all"), "inferer": SlidingWindowInferer((16, 16), 4, 0.5)}
+    found = explain(torch.nn.Conv2d(1, 2, 1), **settings)
+    assert found.stopped.startswith("nothing stood out, so no finer masks were run")
+    assert all(number == -1 for _, _, number in found.ids)
 
 
 def test_batches_change_nothing() -> None:
