@@ -156,7 +156,7 @@ def test_where_nothing_stands_out_there_are_more_masks_of_the_first_round(networ
 
 def test_where_nothing_stands_out_on_patches_there_are_windows_only() -> None:
     settings = {"target": ms.RegionScore(1, "softmax", "all"), "inferer": SlidingWindowInferer((16, 16), 4, 0.5)}
-    found = explain(torch.nn.Conv2d(1, 2, 1), **settings)
+    found = explain(lambda x: torch.cat([-x, x], dim=1), **settings)
     assert found.stopped.startswith("nothing stood out, so no finer masks were run")
     assert all(number == -1 for _, _, number in found.ids)
 
