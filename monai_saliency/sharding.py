@@ -2,8 +2,7 @@
 
 A unit of work is a case and a part of its masks, cut between network batches. Nothing else is ever handed out, whatever
 hands it out (:mod:`monai_saliency.distributed`): a worker is a process of a SLURM job or of ``torchrun``, a Ray actor,
-or a
-device.
+or a device.
 """
 
 from __future__ import annotations

@@ -63,8 +63,7 @@ class AttachSettings:
         compile: explain with the network compiled by ``torch.compile``: True, a mode such as ``"reduce-overhead"``, or
             a dictionary of its arguments.
         report: whether to make a report of the cohort at the end, ``report/index.html`` in the output folder
-            (:func:`~monai_saliency.visualize.report.write_report`), and to keep in ``views/`` what it shows of the
-            scans.
+            (:func:`~monai_saliency.visualize.report.write_report`), and to keep what it shows in ``views/``.
         standard_error: whether to save a standard error with each map that has one, such as a RISE map: how far
             each voxel is off by the choice of masks. It is computed from the scores, without extra forwards, in about
             five times the time of rendering the masks.
@@ -75,8 +74,7 @@ class AttachSettings:
         keeps_place: whether steps of the preprocessing that record nothing and are not MONAI's, and ``Lambdad``, change
             values only. Otherwise they may have moved voxels, and maps stay on the grid of the network's input.
         strict: raise the first failure instead of listing it.
-        store_dir: the folder for scores, so that a stopped run resumes; ``scores`` in ``dir`` by default, none where
-            empty.
+        store_dir: the folder for scores, so that a stopped run resumes; by default ``scores`` in ``dir``; empty: none.
         network_id: a name for the network in the store, needed where it is not a module.
         engine: shares the cohort with other processes (:mod:`monai_saliency.distributed`).
         prefix: what precedes the settings' names in a config, for errors and warnings.

@@ -135,11 +135,9 @@ class ChosenMethod:
 
 
 class MethodChoice:
-    """A method that was chosen, or with the name ``"auto"`` is to be chosen by what the evaluator does.
-
-    Without a setting it is windows that are refined where they matter if the evaluator cuts patches
-    (``hierarchical_occlusion``), else ``focused_rise``. If settings are given, it is a method that has most of them:
-    ``num_masks`` asks for RISE, a window's size for sliding windows; of several, what needs fewer forwards.
+    """A method that was chosen, or with the name ``"auto"`` is to be chosen: ``focused_rise``, or one that has most of
+    the settings that are given. ``num_masks`` asks for RISE, a window's size for sliding windows; of several, what
+    needs fewer forwards.
     """
 
     def __init__(
@@ -154,7 +152,7 @@ class MethodChoice:
             return self._chosen
         given, cuts = self._arguments[0], sliding_inferer(inferer) is not None
         if not given:
-            return ChosenMethod("hierarchical_occlusion" if cuts else "focused_rise", *self._arguments)
+            return ChosenMethod("focused_rise", *self._arguments)
         count = {each: len(given.keys() & own_settings(getattr(methods, each)).keys()) for each in methods.__all__}
         by_cost = ["sliding_window", "rise"] if image is not None and image.ndim == 3 else ["rise", "sliding_window"]
         # Patch windows without a grid report what they need.

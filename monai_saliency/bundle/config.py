@@ -117,9 +117,7 @@ class BundleConfig:
                 raise ValueError(f"nothing reads --{id}: ids that begin with saliency_ are settings of this package")
 
     def settings(self) -> dict[str, Any]:
-        """The values that users change, by id: plain top-level values, and expressions of one or a few numbers, without
-        the overlay's.
-        """
+        """The values that users change, by id: plain values and expressions of a few numbers, without the overlay's."""
         found = {}
         for id, content in self.parser.get().items():
             if id.startswith(("saliency_", "_")) or id == "save_execute_config":

@@ -31,8 +31,7 @@ def find_nnunet_cases(
         a case has several. Label maps are looked for in ``labelsTs`` next to ``imagesTs``.
 
     Raises:
-        FileNotFoundError, ValueError: as for :func:`~monai_saliency.data.find_cases`, and when a case lacks the file of
-            a channel.
+        FileNotFoundError, ValueError: as for :func:`~monai_saliency.data.find_cases`, and when a case lacks a channel.
     """
     found = find_cases(dataset_dir, section, exclude, channels=channels)
     if Path(dataset_dir).is_file() or Path(dataset_dir, "dataset.json").is_file():

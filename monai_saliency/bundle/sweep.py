@@ -174,9 +174,7 @@ def _maps(setting: Setting, case: str) -> dict[Any, torch.Tensor]:
 
 
 def plot_sweep(sweep: Sweep) -> Figure:
-    """Plot the hits and the agreement of each setting against its forwards per case. The point of an incomplete setting
-    is hollow.
-    """
+    """Plot hits and agreement of each setting against its forwards per case. Incomplete ones are hollow."""
     panels = {"share of peaks inside their label": "hits", f"agreement with {sweep.reference.name}": "agreement"}
     size = 10.0, max(4.0, 1.0 + 0.165 * len(sweep.settings))
     figure = require("matplotlib.figure", extra="bundle").Figure(figsize=size, layout="constrained")

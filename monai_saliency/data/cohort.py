@@ -52,8 +52,7 @@ def find_cases(
               ``.nrrd``, ``.nhdr``, ``.mha``, ``.mhd``), and for 2D also photographs (``.png``, ``.jpg``, ``.jpeg``,
               ``.tif``, ``.tiff``), and for 3D also DICOM series (a case each), whatever the names of their
               files. Segmentations that are called ``*.seg.nrrd`` are left out. Links to folders are
-              followed. A link to a file that does not exist, as git-annex makes them, is a missing scan. Hidden files
-              are left out.
+              followed. A link to a missing file, as of git-annex, is a missing scan. Hidden files are left out.
         section: the section of the list, or the ``split``, by its name there. Default: the first of ``"test"``,
             ``"training"``, ``"validation"``, ``"train"`` and ``"val"`` that lists a scan, and all rows of a table
             without these sections. Of a BIDS dataset the suffix of the scans, such as ``"T1w"`` or, of any data type,

@@ -100,9 +100,7 @@ class CohortEvaluator(IterationEvaluator):
         return self._each_alone(engine, batchdata)
 
     def _each_alone(self, engine: Any, batchdata: dict[str, Any]) -> Any:
-        """Try each case of a batch alone. The outputs of the cases that do not fail; their items become the engine's
-        batch.
-        """
+        """Try each case of a batch alone. The outputs of those that do not fail; their items become the batch."""
         batches, outputs = [], []
         for item in decollate_batch(batchdata):
             engine.state.batch = list_data_collate([item])

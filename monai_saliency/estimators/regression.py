@@ -63,8 +63,7 @@ class RegressionScoring(Estimator):
     - More masks than fit into 128 MB are divided, and the maps of all parts are averaged (divide and conquer, Zhang,
       Duchi and Wainwright, 2015).
 
-    A value is what hiding a cell of the image there, a sixteenth of each axis, would take from the score: in the
-    score's unit.
+    A value is what hiding a cell of the image there, a sixteenth of each axis, would take from the score, in its unit.
 
     Args:
         cells: along each axis; finer ones than the masks'.

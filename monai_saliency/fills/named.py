@@ -27,8 +27,7 @@ class AutoFill(CaseFill):
     Our bundle, the overlay and ``attach`` choose it, with ``fill: auto``. It fills nothing itself.
 
     Args:
-        candidates: the fills to choose from by their names, the preferred one first; by default 0, the mean and the
-            blurred image.
+        candidates: the fills to choose from by their names, the preferred one first; by default 0, mean and blur.
 
     Raises:
         ValueError: from :meth:`bind`, since the fill is not chosen yet.

@@ -23,8 +23,7 @@ class ConstantFill:
         value: one number for all channels, or one per channel.
 
     Raises:
-        ValueError: when ``value`` is not a finite number or several, and (when called) if there is not one value per
-            channel.
+        ValueError: when ``value`` is not a finite number or several, and (when called) unless each channel has one.
 
     Example::
 
@@ -67,8 +66,7 @@ class MeanFill:
 
 
 class BlurFill:
-    """The image, blurred by a Gaussian: structure is removed, local brightness stays (Fong and Vedaldi, ICCV 2017,
-    section 4.1).
+    """The image, blurred by a Gaussian: local brightness stays (Fong and Vedaldi, ICCV 2017, section 4.1).
 
     The Gaussian is cut off at four standard deviations. Beyond the border the edge voxel is repeated, so that borders
     do not get darker.

@@ -68,8 +68,7 @@ def summarize(
         seconds: how long explaining took.
         settings: the mark of :func:`note_settings`.
         scan: the mark of :func:`scan_mark`.
-        image: the explained image ``(C, *spatial)``, for the scan's shape and affine in its meta data; None if there is
-            none.
+        image: the explained image ``(C, *spatial)``, for the scan's shape and affine in its meta data, or None.
         errors: the standard errors of the maps, in their shape and unit; None if there are none.
 
     Returns:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 #: the row with the whole image replaced by the fill
 HIDDEN = -1
 
+#: values of fills that are made at once where they depend on the mask; a GPU needs that many to be busy
+_FILLED, _FILLED_ON_GPU = 2**22, 2**25
+
 
 class CaseState:
     """One case on its way through the loop. Row 0 is the unperturbed image, row i + 1 the i-th mask that is scored.
@@ -56,6 +60,7 @@ class CaseState:
         self.masks = masks
         self.fill = fill  # where the fill depends on the mask: of a mask that hides everything
         self.fill_of = fill_of
+        self._filled: tuple[int, tuple[torch.Tensor, ...]] = 0, ()  # the first row of a group, its masks and fills
         self.held = held
         self.stored = stored
         self.one_by_one = False
@@ -112,21 +117,38 @@ class CaseState:
             out[0] = fill if start == HIDDEN else image
             start, out = 1, out[1:]
         if start < stop:
-            ids = self.masks_of(start, stop)
-            # Foreign masks need not know boxes.
-            masks = (self.masks.render(ids) if box is None else self.masks.render(ids, box=box)).to(out.dtype)
             if self.fill_of is not None:
-                fill = self._fill_of(masks, out.shape)
+                masks, fill = self._masks_and_fills(start, stop)
+            else:
+                masks = self._rendered(start, stop, box)
             self.masks.perturb(image, fill, masks, self.is_finite, out, box)
 
-    def _fill_of(self, rendered: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """The fill ``(n, C, *spatial)`` of rendered masks of the whole image."""
+    def _rendered(self, start: int, stop: int, box: Box | None = None) -> torch.Tensor:
+        ids = self.masks_of(start, stop)
+        # Foreign masks need not know boxes.
+        masks = self.masks.render(ids) if box is None else self.masks.render(ids, box=box)
+        return masks.to(self.case.image.dtype)
+
+    def _masks_and_fills(self, start: int, stop: int) -> Iterator[torch.Tensor]:
+        """The masks of rows [start, stop) of a round, and their fills ``(n, C, *spatial)``: made in groups, which may
+        be larger than batches, at fixed places of the round (law 7).
+        """
         assert self.fill_of is not None
-        fill = self.fill_of(self.case.image[None], self.masks.kept_share(rendered))
-        if fill.shape != shape:
-            given = f"`fill.of` gave shape {tuple(fill.shape)} for {shape[0]} masks of an image of {tuple(shape[1:])}"
-            raise CaseError(self.case.name, given)
-        return fill.to(self.case.image)
+        image, parts = self.case.image, list[tuple[torch.Tensor, ...]]()
+        size = max(1, (_FILLED_ON_GPU if image.is_cuda else _FILLED) // image.numel())
+        begin, end = next(rows for rows in pairwise([1, *self._round_ends]) if start < rows[1])
+        for first in range(start - (start - begin) % size, stop, size):
+            if self._filled[0] != first:
+                masks = self._rendered(first, min(first + size, end))
+                fills = self.fill_of(image[None], self.masks.kept_share(masks))
+                if fills.shape != (len(masks), *image.shape):
+                    words = f"{tuple(fills.shape)} for {len(masks)} masks of an image of {tuple(image.shape)}"
+                    raise CaseError(self.case.name, f"`fill.of` gave shape {words}")
+                self._filled = first, (masks, fills.to(image))
+            parts.append(tuple(each[max(start - first, 0) : stop - first] for each in self._filled[1]))
+        if stop == end:
+            self._filled = 0, ()
+        return map(torch.cat, zip(*parts, strict=True))
 
     @cached_property
     def is_finite(self) -> bool:

@@ -92,8 +92,7 @@ class Regions:
 
     Attributes:
         values: the label of each region, ascending.
-        index: int32 ``(*spatial)``, the region of each voxel: its position in ``values``, counted from 1. 0 for voxels
-            in no region.
+        index: int32 ``(*spatial)``, the region of each voxel: its position in ``values``, from 1; 0 for no region.
     """
 
     values: list[int]
@@ -219,9 +218,7 @@ class BoundMasks(ABC):
         return None
 
     def changed_boxes(self, ids: Ids) -> list[Box] | None:
-        """The box that contains all that a mask hides, one for each mask; None (the default) if it may hide any
-        voxel.
-        """
+        """The box that contains all that a mask hides, one a mask; None (the default) if it may hide any voxel."""
         return None
 
     @property

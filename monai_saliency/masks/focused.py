@@ -56,10 +56,10 @@ class FocusedMasks(Masks):
     - Where hiding the place leaves more than a quarter of what the image adds to the score, another place gives what it
       gives. A round with the first one hidden finds that, and each place has its masks with the others hidden.
     - With an ``inferer`` that cuts patches, the first round hides windows on the patch grid, and in the second one all
-      outside of the place is kept. Where nothing stands out, there is no second one.
+      outside of the place is kept.
 
     Each explained score asks for its own masks of the later rounds. An id is ``(hidden, place, number)``: the first two
-    are sets of cells, as the bits of a number, and the last one counts the random masks of a place.
+    are sets of cells, as the bits of a number, and the last one counts the random masks of a place (of all, if 0).
 
     Args:
         regression: makes the maps that show the places, such as :class:`~monai_saliency.estimators.RegressionScoring`.
@@ -159,8 +159,7 @@ class BoundFocusedMasks(BoundMasks):
 
     def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
         count = len({place for _, place, _ in ids if place})
-        what = "no finer masks were run" if self.on_patches else "the last masks cover the whole image"
-        words = f"nothing stood out, so {what}"
+        words = "nothing stood out, so the last masks cover the whole image"
         if count:
             words = f"the last masks look inside {count} place{'s' * (count > 1)} with evidence"
         if count > 1:
@@ -170,9 +169,7 @@ class BoundFocusedMasks(BoundMasks):
         return f"{words}; {ended(_agreement(self, tuple(ids), tuple(scores[:, 0].double().tolist())), self.until)}"
 
     def _rounds(self, scored: dict[Id, float], reference: float, own: list[Id]) -> Iterator[Ids]:
-        """The rounds of one score, one after the other: each starts when the earlier rounds of this score are
-        scored.
-        """
+        """The rounds of one score, one after the other: each starts when the earlier ones are scored."""
         yield self.first_round()
         fill = scored[self._all, 0, _ALONE]
         places: list[int] = []
@@ -194,7 +191,7 @@ class BoundFocusedMasks(BoundMasks):
         first = self.num_masks // 2 if not places else 0
         contexts = [(_union(places) & ~place, place) for place in places] or [(0, 0)]
         done, wanted = 0, left // len(contexts)
-        while wanted > done and (places or not self.on_patches):
+        while wanted > done:
             yield [(*context, first + number) for context in contexts for number in range(done, wanted)]
             if self.until is None or _agreement(self, tuple(own), tuple(scored[each] for each in own)) >= self.until:
                 break
@@ -222,7 +219,7 @@ class BoundFocusedMasks(BoundMasks):
             parts = []
             for hidden, place, rows in _grouped(ids):
                 part = masks.index_select(0, to_device(np.array(rows), device))
-                part = torch.where(self._windows(place, box, device), part, 1)
+                part = torch.where(self._windows(place or self._all, box, device), part, 1)
                 parts.append((rows, part.mul_(~self._windows(hidden, box, device))))
             masks = _joined(parts)
         return masks[:, None]
@@ -293,8 +290,11 @@ class BoundFocusedMasks(BoundMasks):
         if not self.on_patches:
             return None
         hides, rows = np.zeros(len(ids), dtype=bool), np.zeros((len(ids), 2), dtype=np.int64)
+        axes = zip(self.bounds, box, strict=True)
+        cells = tuple(slice(*np.searchsorted(ends, (side.start + 1, side.stop)) - (1, 0)) for ends, side in axes)
         for hidden, place, of in _grouped(ids):
-            here = [self._windows(cells, box, torch.device("cpu")).numpy() for cells in (hidden, place)]
+            varied = 0 if ids[of[0]][2] == _ALONE else place or self._all
+            here = [self._chosen(windows)[cells] for windows in (hidden, varied)]
             hides[of] = here[0].any() or here[1].any()
             digest = hashlib.blake2b(here[0].tobytes() + here[1].tobytes(), digest_size=7).digest()
             rows[of, 0] = int.from_bytes(digest, "little")
@@ -361,9 +361,7 @@ def _grouped(ids: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, list[i
 
 
 def _joined(parts: Sequence[tuple[list[int], Tensor]]) -> Tensor:
-    """Parts of some rows each, in the order of the rows. As an index, a list would be copied to the device, which waits
-    for it.
-    """
+    """Parts of some rows each, in the order of the rows. As an index, a list would make the device wait."""
     rows, found = [row for each, _ in parts for row in each], torch.cat([part for _, part in parts])
     return found if rows == sorted(rows) else found.index_select(0, to_device(np.argsort(rows), found.device))
 

@@ -32,10 +32,8 @@ class RegionMasks(Masks):
         p1: probability in [0, 1] that a region is kept in a random coalition.
         seed: seed of the random coalitions. With the same seed, more masks begin with the same masks as fewer.
         regions: function that makes the label map ``(1, *spatial)`` from an image ``(C, *spatial)`` and its voxel sizes
-            in mm (None if unknown), such as :class:`~monai_saliency.Supervoxels`. By default the case's label map is
-            used.
-        smooth: width in voxels over which an edge rises in a straight line, one number or one per axis; crisp by
-            default.
+            in mm (None if unknown), such as :class:`~monai_saliency.Supervoxels`. By default the case's label map.
+        smooth: width in voxels over which an edge rises in a straight line, one number or one per axis; 0: crisp.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when the case has no label map, or when the label map

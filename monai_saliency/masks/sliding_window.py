@@ -74,11 +74,9 @@ class SlidingWindowMasks(Masks):
 
     Args:
         window_size: edge of the hidden box in ``unit``, one number or one per axis; an eighth of each axis by default.
-        stride: distance between the starts of two windows in ``unit``, one number or one per axis; by default half of
-            the window.
+        stride: distance between the starts of two windows in ``unit``, one or one per axis; by default half the window.
         unit: unit of ``window_size`` and ``stride``, ``"voxel"`` or ``"mm"``.
-        smooth: width in voxels over which an edge rises in a straight line, one number or one per axis; crisp by
-            default.
+        smooth: width in voxels over which an edge rises in a straight line, one number or one per axis; 0: crisp.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when a window is larger than the image, or when sizes

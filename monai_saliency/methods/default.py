@@ -10,7 +10,7 @@ import torch
 from monai_saliency import methods
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.arguments import TargetLike
-from monai_saliency.utils.arguments import check_option, sliding_inferer
+from monai_saliency.utils.arguments import check_option
 
 __all__ = ["explain"]
 
@@ -21,7 +21,7 @@ def explain(
     network: Callable[..., Any],
     images: Any,
     target: TargetLike = None,
-    method: str | Callable[..., PerturbationInferer] | None = None,
+    method: str | Callable[..., PerturbationInferer] = "focused_rise",
     **settings: Any,
 ) -> torch.Tensor:
     """Saliency maps of a batch of images, in one call.
@@ -31,8 +31,7 @@ def explain(
         images: ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
         target: which number of the output is explained: a target, a class, or a list of classes; by default what the
             network predicts (:class:`~monai_saliency.targets.auto.AutoTarget`).
-        method: a function such as ``ms.rise``, or its name. By default :func:`~monai_saliency.focused_rise`, and under
-            a ``SlidingWindowInferer`` :func:`~monai_saliency.hierarchical_occlusion`.
+        method: a function such as ``ms.rise``, or its name.
         settings: of the method, such as ``num_masks`` and ``fill``; and ``labels``, ``spacing``, ``names`` and
             ``cases``, as for :meth:`~monai_saliency.PerturbationInferer.explain`.
 
@@ -51,7 +50,7 @@ def explain(
         >>> ms.explain(lambda images: images[:, 0, :2, :2].sum((1, 2)), images, num_masks=40).shape
         torch.Size([1, 1, 8, 8])
     """
-    chosen: Any = method or ("hierarchical_occlusion" if sliding_inferer(settings.get("inferer")) else "focused_rise")
+    chosen: Any = method
     if isinstance(chosen, str):
         chosen = check_option("method", chosen, {name: getattr(methods, name) for name in methods.__all__})
     of_call = {name: settings.pop(name) for name in _OF_CALL if name in settings}

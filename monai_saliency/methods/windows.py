@@ -127,8 +127,7 @@ def patch_windows(
     overlap, volumes of 128^3 and patches of 48^3, 6 of 125 on average, against 16 for windows of that size elsewhere.
 
     Args:
-        inferer: runs the network: a ``SlidingWindowInferer``, or an inferer that holds one. It decides where patches
-            lie.
+        inferer: runs the network: a ``SlidingWindowInferer``, or what holds one. It decides where patches lie.
         divide: windows for each step from patch to patch along each axis: 2 halves their edges, for a finer map. By
             default as many as cost at most 50 predictions of the image.
         estimator: ``OcclusionScoring()`` by default.

@@ -58,8 +58,7 @@ class MassInLabel(SaliencyMetric):
     """The share of a map's positive mass that lies inside the label (the energy-based pointing game of Wang et al.,
     Score-CAM, CVPR workshops 2020, section 4.3). In [0, 1], higher is better.
 
-    Negative values count as 0. A map without positive values shows nothing: it counts as 0. A case with an empty label
-    counts as NaN.
+    Negative values count as 0. A map without positive values counts as 0, a case with an empty label as NaN.
 
     Example::
 

@@ -87,8 +87,7 @@ class NNUNetModel:
             folder ``fold_<fold>`` for each fold; or the folder of a dataset that holds such folders.
         folds: the folds whose logits are averaged: numbers, or ``"all"``. By default all numbered folds that have the
             checkpoint, or ``fold_all`` if it is the only one.
-        configuration: such as ``"3d_fullres"``: which model of a dataset's folder. Needed only where there are
-            several.
+        configuration: such as ``"3d_fullres"``: which model of a dataset's folder, where there are several.
         checkpoint: the file in each fold's folder.
 
     Attributes:

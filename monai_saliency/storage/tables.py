@@ -170,8 +170,7 @@ class Failures:
     Args:
         path: the file.
         strict: raise the first failure instead of continuing with the next case.
-        cases: the names of the cohort's cases. Rows of other cases are removed now. Default: all earlier rows are
-            removed now.
+        cases: the names of the cohort's cases. Rows of other cases are removed now; by default all earlier ones.
         shared: other processes work on the same cohort. Then no row is removed before its case is tried again.
     """
 

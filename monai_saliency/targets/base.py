@@ -133,9 +133,7 @@ class BoundTarget(ABC):
         return {}
 
     def quantity(self) -> Quantity:
-        """Name and unit of the scores, for tables. They follow from the target's settings, not from a case's
-        numbers.
-        """
+        """Name and unit of the scores, for tables. They follow from the target's settings alone."""
         return Quantity(f"score of {type(self).__name__.removeprefix('_')}", "")
 
     def quantities(self) -> list[Quantity]:

@@ -83,8 +83,7 @@ class Saliency(Transform, RandomizableTrait):
 
         Returns:
             the map as :meth:`__call__` returns it, and its standard error, of the same shape
-            (:attr:`~monai_saliency.Explanation.standard_error`); None if the method has none, or if it was not
-            requested.
+            (:attr:`~monai_saliency.Explanation.standard_error`); None if there is none, or none was asked for.
         """
         image = convert_to_tensor(img, track_meta=True)
         batch = image[None]

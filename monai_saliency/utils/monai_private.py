@@ -122,9 +122,7 @@ def holds_compiled(network: Any) -> bool:
 
 
 def heeding_hooks() -> Any:
-    """While this is entered, a compiled module runs hooks that it was given after it was compiled. By default it does
-    not.
-    """
+    """While this is entered, a compiled module runs hooks that it was given afterwards. By default it does not."""
     return torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
 
 

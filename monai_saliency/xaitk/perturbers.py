@@ -1,5 +1,4 @@
-"""Our masks as xaitk-saliency's ``PerturbImage``. Parameters are the same as in xaitk-saliency's classes of these
-names.
+"""Our masks as xaitk-saliency's ``PerturbImage``. Parameters are those of xaitk-saliency's classes.
 
 With a seed the masks equal xaitk-saliency's of ``threads=0``, for any number of threads. Without one, an object draws
 one and makes the same masks each time.

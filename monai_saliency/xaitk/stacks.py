@@ -116,8 +116,7 @@ class DRISEStack(_DetectorStack):
         s: of the masks, as for :class:`RISEStack`.
         p1: of the masks, as for :class:`RISEStack`.
         seed: of the masks, as for :class:`RISEStack`.
-        fill: what replaces hidden pixels, in the image's unit: a number, one for each channel, or an image; None for
-            zeros.
+        fill: what replaces hidden pixels, in the image's unit: a number, one for each channel, or an image; None: 0.
         threads: that apply the masks.
 
     Example::

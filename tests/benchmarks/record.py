@@ -88,9 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def keep(args: argparse.Namespace, benchmark: str, rows: Sequence[Any], packages: Sequence[str] = ()) -> list[Path]:
-    """Write figures where the flags of :func:`add_options` ask for it; the files. Arguments with a value are the
-    settings, but for files.
-    """
+    """Write figures to the files that :func:`add_options` asks for; arguments with a value are the settings."""
     settings = {name: value for name, value in vars(args).items() if name not in ("json", "keep", "inside")}
     settings = {name: value for name, value in settings.items() if value is not None and not isinstance(value, Path)}
     made = {"benchmark": benchmark, "settings": settings, "machine": machine(getattr(args, "device", "cpu"), packages)}

@@ -108,13 +108,17 @@ def test_unperturbed_probabilities_are_nnunets(
     assert sum(ours) == sum(theirs) >= len(folds) * (4 if mirroring else 1)
 
 
-def test_default_explanation_of_all_folds(nnunet_models: Path, tmp_path: Path, caplog: Any) -> None:
-    """Windows on the patch grid, patches remembered, at most 40 of nnU-Net's own predictions, counted in patches; scans
-    in two formats of name.
+@pytest.mark.parametrize(("method", "most", "rounds"), [("focused_rise", 240, 6), ("hierarchical_occlusion", 40, 4)])
+def test_explanation_of_all_folds(
+    nnunet_models: Path, tmp_path: Path, caplog: Any, method: str, most: int, rounds: int
+) -> None:
+    """Windows on the patch grid, patches remembered, and what it costs in nnU-Net's predictions, counted in patches;
+    scans in two formats of name. The first method is the default.
     """
     for i, name in enumerate(("a_0000", "b")):
         scan(tmp_path / "scans" / f"{name}.nii.gz", OBLIQUE, (8, 15, 14), i)
     settings = {"nnunet_configuration": "3d_fullres", "nnunet_mirroring": False, "fill": 0.0}
+    settings |= {"method": method} if method != "focused_rise" else {}
     with counted_patches() as ours:
         rows = explain(nnunet_models, tmp_path / "scans", tmp_path / "out", **settings)
     predictor = own_predictor(nnunet_models / FULL, [0, 1], mirroring=False)
@@ -122,11 +126,11 @@ def test_default_explanation_of_all_folds(nnunet_models: Path, tmp_path: Path, c
         for path in sorted((tmp_path / "scans").iterdir()):
             predictor.predict_single_npy_array(*predictor.plans_manager.image_reader_writer_class().read_images([path]))
     assert [row["case"] for row in rows] == ["a", "b"]
-    assert all(1 < float(row["predictions"]) <= 40 for row in rows)
+    assert all(1 < float(row["predictions"]) <= most for row in rows)
     # With the prediction itself, and one perturbed image of each case that the bundle's inferer runs for comparison;
-    # and for each case, fold and round of four at most three patches are compared alone. One has everything hidden.
+    # and for each case, fold and round at most three patches are compared alone. One has everything hidden.
     found = sum(theirs) / 2 * sum(2 + float(row["predictions"]) for row in rows)
-    assert found <= sum(ours) <= found + 2 * 2 * 4 * 3 + 2 * 2
+    assert found <= sum(ours) <= found + 2 * 2 * rounds * 3 + 2 * 2
     assert "no patches are remembered" not in caplog.text
     for name in "ab":
         saliency = nib.load(tmp_path / "out" / f"{name}_saliency.nii.gz")

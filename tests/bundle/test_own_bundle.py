@@ -257,9 +257,7 @@ def test_network_takes_and_gives_what_the_metadata_says(overlay: list[str]) -> N
 
 @pytest.mark.slow
 def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
-    """MONAI's ``ckpt_export`` of the bundle (TorchScript), and ``torch.export``, explained by the bundle, equal the
-    module to the last digits.
-    """
+    """MONAI's ``ckpt_export`` of the bundle (TorchScript) and ``torch.export`` equal the module to the last digits."""
     config, meta = str(CONFIGS / "inference.yaml"), str(CONFIGS / "metadata.json")
     exported = tmp_path / "model.ts"
     monai.bundle.ckpt_export(

@@ -94,9 +94,7 @@ def evaluator(scan: Path, transform: Compose) -> SupervisedEvaluator:
 
 
 def test_attached(tmp_path: Path) -> None:
-    """The file has what the explanation says, voxel by voxel, where the preprocessing moves none; and it is inverted
-    like the map.
-    """
+    """The file has what the explanation says, where preprocessing moves no voxel; and it is inverted like the map."""
     scan = volume(tmp_path / "scan.nii.gz", (9, 8, 7), AFFINES[1], 0, low=0, high=200)
     keys = {"keys": "image"}
     load = [LoadImaged(**keys), EnsureChannelFirstd(**keys)]

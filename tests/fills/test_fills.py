@@ -301,13 +301,16 @@ def test_without_a_rim_it_is_the_mean_with_noise() -> None:
     assert not torch.equal(ms.InpaintFill().bind(Case("a", image))(image[None]), expected[:1])
 
 
-@pytest.mark.parametrize("batch", [1, 5])
-def test_maps_curves_and_regions_take_it(batch: int) -> None:
-    """The network sums the image: the score with a window hidden is what is kept and the dense solve inside."""
+@pytest.mark.parametrize(("batch", "group"), [(1, 3), (5, 4), (5, 100)])
+def test_maps_curves_and_regions_take_it(batch: int, group: int, monkeypatch: Any) -> None:
+    """The network sums the image: the score with a window hidden is what is kept and the dense solve inside, however
+    many masks are filled at once. Here the hierarchy has three rounds.
+    """
+    monkeypatch.setattr("monai_saliency.inferers.case_state._FILLED", group * 120)
     image, network = scan(12, 10)[:1], lambda x: x.flatten(1).sum(dim=1, keepdim=True)
     given: dict[str, Any] = {"target": ms.ClassScore([0], "none"), "fill": ms.InpaintFill(0), "mask_batch_size": batch}
-    (state,) = ms.sliding_window(4, 3, **given).score(image[None], network)
-    rendered = state.masks.render(range(len(state.masks)))
+    (state,) = ms.hierarchical_occlusion(4, 3, 0.3, **given).score(image[None], network)
+    rendered = state.masks.render(state.state.ids)
     filled = [dense_laplace(image[0].numpy(), each[0].numpy() < 0.5).sum() for each in rendered]
     np.testing.assert_allclose(state.state.scores[:, 0], filled, rtol=0, atol=1e-3)
     labels = (torch.arange(120).reshape(1, 12, 10) // 40 + 1).long()

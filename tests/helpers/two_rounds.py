@@ -20,9 +20,7 @@ def two_rounds(window: int = 6, *, target: Any, **settings: Any) -> ms.Perturbat
 
 
 class TwoRounds(Masks):
-    """Windows beside each other; then, inside the one whose hiding let the first score fall most, windows of half the
-    size.
-    """
+    """Windows beside each other; then, in the one whose hiding let the first score fall most, windows half as large."""
 
     def __init__(self, window: int) -> None:
         self.window = window

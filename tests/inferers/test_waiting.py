@@ -213,9 +213,7 @@ def test_whole_images_wait_for_nothing(method: str, dims: str, target: str) -> N
 
 
 def assert_one_stretch_waits(waits: list[list[str]]) -> None:
-    """The one behind the second batch: while that runs, rows of the first are compared with what they gave alone. The
-    first output binds the target.
-    """
+    """The one behind the second batch: while that runs, the first is compared. The first output binds the target."""
     assert sum(map(bool, waits[1:])) == 1
 
 

@@ -154,11 +154,13 @@ def test_where_nothing_stands_out_there_are_more_masks_of_the_first_round(networ
         assert sorted(number for _, place, number in found.ids if not place and number >= 0) == list(range(340))
 
 
-def test_where_nothing_stands_out_on_patches_there_are_windows_only() -> None:
+def test_where_nothing_stands_out_on_patches_random_masks_cover_all() -> None:
     settings = {"target": ms.RegionScore(1, "softmax", "all"), "inferer": SlidingWindowInferer((16, 16), 4, 0.5)}
-    found = explain(lambda x: torch.cat([-x, x], dim=1), **settings)
-    assert found.stopped.startswith("nothing stood out, so no finer masks were run")
-    assert all(number == -1 for _, _, number in found.ids)
+    found, whole = (explain(lambda x: torch.cat([-x, x], 1), **settings, patch_memory=kept) for kept in (True, False))
+    assert found.stopped.startswith("nothing stood out, so the last masks cover the whole image")
+    assert found.ids == whole.ids
+    assert sum(number >= 0 for _, _, number in found.ids) == len(found.scores[-170:].unique()) == 170
+    torch.testing.assert_close(found.scores, whole.scores)
 
 
 def test_batches_change_nothing() -> None:

@@ -17,9 +17,7 @@ ALL += [metrics.Leakage(), metrics.Leakage(top=0.2), metrics.Pointing(tolerance=
 
 
 def batch(dims: int, ties: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two cases with three maps each, some values equal, and a label of about a tenth of the voxels, among them the
-    first map's peak.
-    """
+    """Two cases with three maps each, some values equal; a label of a tenth of the voxels, with the first peak."""
     draw = torch.Generator().manual_seed(0)
     shape = (7, 6, 5)[:dims]
     maps = torch.randn(2, 3, *shape, generator=draw, dtype=torch.float64)
