@@ -33,9 +33,7 @@ def ridge(features: np.ndarray, wanted: np.ndarray, strength: float) -> tuple[np
 
 
 def best_strength(features: np.ndarray, wanted: np.ndarray, tolerance: float) -> float:
-    """The largest penalty whose leave-one-out error, by refitting without each mask, is within a tolerance of the
-    least, in standard errors of that.
-    """
+    """The largest penalty whose leave-one-out error, by refits, is within some standard errors of the least."""
     centred = features - features.mean(axis=0)
     mean = np.linalg.eigvalsh(centred @ centred.T).clip(0).mean()
     errors = {}

@@ -46,9 +46,7 @@ def hidden_by(box: Any, shape: tuple[int, ...], width: float) -> np.ndarray:
 
 
 def slow(weight: np.ndarray, window: int, levels: int, keep: float, width: float = 1) -> tuple[np.ndarray, set[Any]]:
-    """The map and the windows, written as the text says it, for the score ``sum(weight * image)`` of ones.
-    An edge rises over ``width`` voxels.
-    """
+    """The map and the windows by the text, for ``sum(weight * image)`` of ones; an edge rises over ``width`` voxels."""
     sides = [[(a, min(a + window, n)) for a in range(0, n, window)] for n in weight.shape]
     level: list[Any] = list(itertools.product(*sides))
     found, windows = np.zeros(weight.shape), set()
