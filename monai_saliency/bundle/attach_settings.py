@@ -48,8 +48,8 @@ class AttachSettings:
         scale: of the automatic target: ``"auto"`` explains the log-odds of a saturated probability.
         against: of the automatic target: a class that the others are explained against.
         method: the name of a function of :mod:`monai_saliency.methods`, the dotted path of your own function, or
-            ``"auto"``: windows that are refined where they matter, on the patch grid where the evaluator cuts patches;
-            elsewhere with random masks there (:class:`~monai_saliency.bundle.chosen_method.MethodChoice`).
+            ``"auto"``: ``focused_rise``, or what has the settings that are given
+            (:class:`~monai_saliency.bundle.chosen_method.MethodChoice`).
         fill: what hides a voxel: a number, a fill or its name, or ``"auto"``: chosen on the first three cases
             (:func:`~monai_saliency.inferers.choose_fill`).
         numbers: numbers that the evaluator gives its network by name, as MONAI's ``PrepareBatchExtraInput`` does, and
