@@ -1,4 +1,5 @@
-"""An operator for the apps of MONAI Deploy: it explains what a network finds in a DICOM series; maps are DICOM.
+"""An operator for the apps of MONAI Deploy: it explains what a network finds in a DICOM series, and writes the map as
+DICOM.
 
 The operator's class derives from the SDK's, so it is made when :func:`saliency_operator` is called: importing this
 module needs no extra.

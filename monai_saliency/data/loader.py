@@ -92,7 +92,8 @@ class CohortLoader:
         failures: the list of failed cases. None raises the first failure.
         batch_size: the largest number of cases in a batch.
         num_workers: the number of threads or processes that run transforms. 0 runs them in the collating thread.
-        processes: use processes instead of threads, for transforms that hold Python's global lock; without a GPU.
+        processes: use processes instead of threads, for transforms that hold Python's global lock. They cannot
+            use a GPU.
         device: the device to copy the images to. Default: the images stay where they are.
         image_key: the key of the image whose shape decides which cases share a batch.
 

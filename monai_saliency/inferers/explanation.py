@@ -46,7 +46,8 @@ class Explanation:
             :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.
         estimator: what made the map of the scores.
         stopped: why no further masks were scored, in words, and :attr:`fill_problem`; empty where there is neither.
-        hidden_scores: ``(K,)``, with the whole image replaced by the fill; None for white-box methods.
+        hidden_scores: ``(K,)``, with the whole image replaced by the fill; None for methods that make their maps
+            themselves.
         disagreement: of the map's shape and unit, at least 0: the standard deviation between the maps of the members of
             an :class:`~monai_saliency.networks.Ensemble` (of a sample, divided by k - 1). Then the map and the scores
             are the members' means. None for a single network.

@@ -182,7 +182,8 @@ def recalibrated(
     the fill. They are kept with the fingerprint of the network, so that a changed network is fitted again.
 
     Args:
-        inferer: explains the cohort; one with another target, or with its temperatures, is returned unchanged.
+        inferer: explains the cohort; one with another target, or whose temperatures fit the network, is returned
+            unchanged.
         network: the network.
         cases: inputs of one image ``(1, C, *spatial)``, each with its case, in the order of the cohort.
         network_id: a name of the network, needed where it is not a module.

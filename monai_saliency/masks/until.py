@@ -29,7 +29,8 @@ class UntilMasks(Masks):
     several maps, the lowest agreement counts. That of a map without any difference is 0.
 
     Each further round has half as many masks as were scored before it, so that few maps are made on the way: 100, 150,
-    225, 337, ... masks in all. Mask i is mask i of the other family, so a map that stops after n masks is theirs.
+    225, 337, ... masks in all. Mask i is mask i of the other family, so a map that stops after n masks is the map
+    of n masks.
 
     Args:
         masks: the other family. Its masks are drawn at random, and ``num_masks`` of it is the largest number of masks.
