@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from monai_saliency.data.cohort import find_cases
-from monai_saliency.storage.files import scan_stem
+from monai_saliency.storage.scans import scan_stem
 
 __all__ = ["find_nnunet_cases"]
 

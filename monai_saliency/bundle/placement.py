@@ -20,11 +20,12 @@ from monai.transforms import Compose, ConcatItemsd, CopyItemsd, InvertibleTransf
 from monai.transforms.utils import convert_applied_interp_mode
 from monai.utils import ImageMetaKey, OptionalImportError, TraceKeys, WSIPatchKeys
 
-from monai_saliency.cases import check_inversion, mm_per_unit, steps_of
 from monai_saliency.data.cohort import CaseIds
 from monai_saliency.storage.dicom import holds_series, order_problem, series_files, series_id
-from monai_saliency.storage.files import header_problem
+from monai_saliency.storage.scans import header_problem
 from monai_saliency.transforms.save import GRID_KEY, error_key, lies_on_scan
+from monai_saliency.utils.affines import mm_per_unit
+from monai_saliency.utils.inversion import check_inversion, steps_of
 
 __all__ = ["Placement", "input_file"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
-from monai_saliency.storage.files import NIFTI, case_id, check_readers, format_of, name_hash, scan_stem
+from monai_saliency.storage.scans import NIFTI, case_id, check_readers, format_of, name_hash, scan_stem
 from monai_saliency.utils.arguments import a_path
 
 __all__ = ["CaseIds", "find_cases", "loading_error"]

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from monai.data import MetaTensor
 
-from monai_saliency.cases import Case, affine_in_mm
+from monai_saliency.cases import Case
 from monai_saliency.errors import AdviceError, root_cause
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.scan_unit import run_step, steps_of
 from monai_saliency.storage.key import input_files
+from monai_saliency.utils.affines import affine_in_mm
 from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.tensors import plain
 

@@ -17,7 +17,7 @@ from monai.engines import IterationEvents
 from monai.transforms import Invertd
 from monai.utils import CommonKeys
 
-from monai_saliency.cases import Case, affine_in_mm, check_inversion, image_affine, image_file, image_spacing, steps_of
+from monai_saliency.cases import Case, image_file
 from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
 from monai_saliency.handlers.summary import Summary, described, figures, note_settings, scan_mark, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
@@ -29,12 +29,14 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.progress import Progress
 from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.networks.runtime import network_fingerprint, same_network
-from monai_saliency.storage.files import scan_name
 from monai_saliency.storage.key import fingerprint
+from monai_saliency.storage.scans import scan_name
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
 from monai_saliency.targets.base import Quantity, label_name
+from monai_saliency.utils.affines import affine_in_mm, image_affine, image_spacing
 from monai_saliency.utils.arguments import instance, require
+from monai_saliency.utils.inversion import check_inversion, steps_of
 from monai_saliency.utils.tensors import plain, to_host
 from monai_saliency.utils.timing import Timestamp, stage
 

@@ -26,9 +26,10 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.networks.runtime import network_fingerprint, plain_network, runtime_settings
 from monai_saliency.storage.dicom import is_dicom, series_files
-from monai_saliency.storage.files import atomic_path, format_of, locked
+from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.storage.key import fingerprint, input_files
 from monai_saliency.storage.label_maps import load_label
+from monai_saliency.storage.scans import format_of
 from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
 from monai_saliency.storage.tables import CaseTable as Summary
 from monai_saliency.version import __version__

@@ -14,7 +14,7 @@ from monai_saliency.errors import AdviceError
 from monai_saliency.metrics.base import checked_maps
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.plausibility import MassInLabel, highest_voxels
-from monai_saliency.storage.files import load_scan
+from monai_saliency.storage.scans import load_scan
 from monai_saliency.utils.arguments import a_path, number
 from monai_saliency.utils.precision import accumulation_dtype
 

@@ -16,20 +16,19 @@ from monai.utils import MetaKeys, TraceKeys
 from scipy import ndimage
 from scipy.spatial import distance
 
-from monai_saliency.cases import affine_in_mm, case_name, file_affine
+from monai_saliency.cases import case_name
 from monai_saliency.errors import AdviceError
-from monai_saliency.storage.files import (
+from monai_saliency.storage.scans import (
     JPEG,
     NIFTI,
     TURNED,
-    apart,
-    corners,
     exif_turn,
     format_of,
     header_problem,
     is_photograph,
     load_image,
 )
+from monai_saliency.utils.affines import affine_in_mm, apart, corners, file_affine
 
 __all__ = ["label_problem", "load_label", "on_grid", "on_image"]
 

@@ -10,9 +10,9 @@ from monai.config import KeysCollection
 from monai.data import MetaTensor
 from monai.transforms import MapTransform
 
-from monai_saliency.cases import mm_per_unit
 from monai_saliency.errors import CaseError
-from monai_saliency.storage.files import header_problem
+from monai_saliency.storage.scans import header_problem
+from monai_saliency.utils.affines import mm_per_unit
 from monai_saliency.utils.arguments import whole_number
 
 __all__ = ["CheckScand"]
@@ -69,7 +69,7 @@ class CheckScand(MapTransform):
         if problem is None and isinstance(image, MetaTensor) and mm_per_unit(image.meta) != 1:
             return (
                 f"by its header, 1 in its affine is {mm_per_unit(image.meta):g} mm, and later steps take it for 1 mm: "
-                "load it by monai_saliency.storage.files.scan_loader, which converts it, instead of LoadImaged"
+                "load it by monai_saliency.storage.scans.scan_loader, which converts it, instead of LoadImaged"
             )
         if problem is None and not bool(torch.isfinite(image).all()):
             wrong = int((~torch.isfinite(image)).sum())

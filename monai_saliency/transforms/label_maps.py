@@ -12,9 +12,9 @@ from monai.data import MetaTensor
 from monai.transforms import MapTransform
 from monai.utils import CommonKeys
 
-from monai_saliency.cases import affine_in_mm
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.label_maps import load_label, on_image
+from monai_saliency.utils.affines import affine_in_mm
 from monai_saliency.utils.tensors import check_labels
 
 __all__ = ["LoadRegionsd"]

@@ -12,11 +12,11 @@ from monai.config import KeysCollection
 from monai.transforms import MapTransform
 from monai.utils import CommonKeys
 
-from monai_saliency.cases import image_spacing
 from monai_saliency.estimators.shapley import shapley_values
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.tables import LABEL_REGION_COLUMNS, REGION_COLUMNS, CaseTable
 from monai_saliency.transforms.save import LABEL_KEY
+from monai_saliency.utils.affines import image_spacing
 
 __all__ = ["SaveLabelRegionsd", "SaveRegionsd", "label_region_rows", "region_rows"]
 

@@ -20,11 +20,13 @@ from monai.data.utils import to_affine_nd
 from monai.transforms import MapTransform
 from monai.utils import MetaKeys
 
-from monai_saliency.cases import affine_in_mm, case_name
+from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError, OutputError
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.storage.files import TURNED, atomic_path, case_file, load_image, load_scan, scan_name
+from monai_saliency.storage.files import atomic_path, case_file
 from monai_saliency.storage.label_maps import load_label, on_grid
+from monai_saliency.storage.scans import TURNED, load_image, load_scan, scan_name
+from monai_saliency.utils.affines import affine_in_mm
 from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers, written
 from monai_saliency.visualize.legend import Legend, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture

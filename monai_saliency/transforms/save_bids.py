@@ -15,10 +15,12 @@ import nibabel as nib
 from monai.config import KeysCollection
 from monai.transforms import MapTransform
 
-from monai_saliency.cases import affine_in_mm, case_name
+from monai_saliency.cases import case_name
 from monai_saliency.handlers.summary import summarize
-from monai_saliency.storage.files import atomic_path, scan_stem
+from monai_saliency.storage.files import atomic_path
+from monai_saliency.storage.scans import scan_stem
 from monai_saliency.storage.tables import CaseTable
+from monai_saliency.utils.affines import affine_in_mm
 from monai_saliency.utils.arguments import a_path, flag
 from monai_saliency.version import __version__
 

@@ -74,7 +74,7 @@ class SaveDicomd(MapTransform):
 
         >>> import tempfile
         >>> import pydicom
-        >>> from monai_saliency.storage.files import scan_loader
+        >>> from monai_saliency.storage.scans import scan_loader
         >>> scans = Path(pydicom.__file__).parent / "data/test_files/dicomdirtests/98892001/CT5N"  # comes with pydicom
         >>> scan = scan_loader("image", ensure_channel_first=True)({"image": str(scans)})["image"]
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.errors import CaseError
 from monai_saliency.handlers.summary import scan_mark
 from monai_saliency.storage.dicom import series_files, series_id
-from monai_saliency.storage.files import scan_loader
+from monai_saliency.storage.scans import scan_loader
 
 pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
 

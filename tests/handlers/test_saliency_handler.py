@@ -25,7 +25,7 @@ from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods import rise, sliding_window
-from monai_saliency.storage.files import scan_loader
+from monai_saliency.storage.scans import scan_loader
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
 from monai_saliency.targets import ClassScore, DetectionScore

@@ -17,7 +17,7 @@ from PIL import Image
 from helpers.paths import BUNDLES
 from helpers.scans import AFFINES, photograph, volume
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.storage.files import case_id
+from monai_saliency.storage.scans import case_id
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from monai_saliency.estimators import OcclusionScoring
 from monai_saliency.inferers.nnunet import NNUNetInferer
 from monai_saliency.masks import SlidingWindowMasks
 from monai_saliency.networks.nnunet import MirroredNetwork, NNUNetModel, NNUNetNetwork
-from monai_saliency.storage.files import scan_loader
+from monai_saliency.storage.scans import scan_loader
 from monai_saliency.transforms import NNUNetPreprocessd
 
 

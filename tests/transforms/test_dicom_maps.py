@@ -25,7 +25,7 @@ from monai.data import MetaTensor
 
 from monai_saliency.errors import AdviceError, CaseError
 from monai_saliency.storage.dicom import find_series, read_series, series_id
-from monai_saliency.storage.files import load_image
+from monai_saliency.storage.scans import load_image
 from monai_saliency.transforms import (
     SaveDicomd,
     case_writers,

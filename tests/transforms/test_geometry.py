@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from monai.data import MetaTensor
 
 from monai_saliency import ClassScore, Saliencyd, region_occlusion, sliding_window
-from monai_saliency.cases import check_inversion
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.transforms import CheckScand, LoadRegionsd, SaveSaliencyd
+from monai_saliency.utils.inversion import check_inversion
 
 SHAPE = (12, 10, 9)
 CENTRE = (7.3, 3.6, 4.8)  # of the planted blob, in voxels

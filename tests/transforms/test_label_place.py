@@ -20,17 +20,18 @@ from PIL import Image
 
 import monai_saliency as ms
 from monai_saliency.bundle.placement import Placement
-from monai_saliency.cases import Case, affine_in_mm, image_spacing
+from monai_saliency.cases import Case
 from monai_saliency.data import CachedDataset, CohortLoader
 from monai_saliency.errors import AdviceError, CaseError, root_cause
 from monai_saliency.handlers.summary import summarize
 from monai_saliency.handlers.trust import label_on_grid
 from monai_saliency.metrics.agreement import read_map
-from monai_saliency.storage.files import scan_loader
 from monai_saliency.storage.label_maps import load_label
+from monai_saliency.storage.scans import scan_loader
 from monai_saliency.storage.tables import Failures
 from monai_saliency.transforms import CheckScand, LoadRegionsd, Saliencyd, SaveSaliencyd
 from monai_saliency.transforms.regions import region_rows
+from monai_saliency.utils.affines import affine_in_mm, image_spacing
 
 pytestmark = pytest.mark.filterwarnings("default:the label map")  # one of our own, which are errors in tests
 
@@ -411,5 +412,5 @@ def test_scans_that_were_not_read_in_mm(files: tuple[str, str], tmp_path: Path, 
     loader = SimpleNamespace(dataset=Dataset([{"image": image}], load))
     assert Placement(loader, "image").problem_of(item, False) is None
     assert f"{image}: by its header, 1 in its affine is 0.001 mm: peaks and sizes in mm" in caplog.text
-    with pytest.raises(CaseError, match=r"ct: .*, 1 in its affine is 0.001 mm, .*: load it by .*files.scan_loader"):
+    with pytest.raises(CaseError, match=r"ct: .*, 1 in its affine is 0.001 mm, .*: load it by .*scans.scan_loader"):
         CheckScand("image")(item)

@@ -14,7 +14,7 @@ from helpers.scans import LPS, OBLIQUE, write_scan
 from monai.networks.nets import DenseNet
 
 from monai_saliency.data.cohort import find_cases
-from monai_saliency.storage.files import load_image
+from monai_saliency.storage.scans import load_image
 from monai_saliency.storage.tables import CaseTable
 from monai_saliency.transforms import SaveBidsd, case_writers
 

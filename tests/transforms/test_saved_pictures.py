@@ -19,7 +19,7 @@ from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged
 from PIL import Image
 
 import monai_saliency as ms
-from monai_saliency.storage.files import scan_loader
+from monai_saliency.storage.scans import scan_loader
 from monai_saliency.transforms import SaveSaliencyd, save
 
 SHAPE = (12, 10, 8)

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from monai_saliency.metrics.peak import peak_voxel
-from monai_saliency.storage.files import atomic_path, load_scan
+from monai_saliency.storage.files import atomic_path
+from monai_saliency.storage.scans import load_scan
 from monai_saliency.storage.tables import LABEL_REGION_COLUMNS, REGION_COLUMNS, SUMMARY_COLUMNS, CaseTable, Failures
 from monai_saliency.visualize.legend import Legend, rounded_up
 

@@ -1,0 +1,85 @@
+"""Tables of cases: every text that a program meets can be written, read back unchanged, and opened by a spreadsheet."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from monai_saliency.storage.tables import CaseTable, Failures
+
+COLUMNS = ("case", "error")
+
+
+def written(path: Path) -> list[str]:
+    """The second cell of each row, as a spreadsheet reads it."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return [line[1] for line in list(csv.reader(file))[1:]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["=1+1", "+cmd|' /C calc'!A0", "-x", "@SUM(A1)", "\tx", "\r=1", "\n=1", "'=1", "''-x", "\uff1d1", "-", "--0.5"],
+)
+def test_what_a_spreadsheet_would_run_is_text_in_the_file(text: str, tmp_path: Path) -> None:
+    table = CaseTable(tmp_path / "t.csv", columns=COLUMNS)
+    table.add([{"case": "a", "error": text}])
+    table.add([{"case": "b", "error": "other"}])  # which writes the first row again
+    assert written(table.path) == [f"'{text}", "other"]
+    assert [row["error"] for row in table.read()] == [text, "other"]
+
+
+@pytest.mark.parametrize("value", [-0.5, "-0.5", "+3", "-1e-7", "-inf", "it's", "'quoted'", "a=b", "", "0", "nan"])
+def test_other_cells_stay_as_they_are(value: str | float, tmp_path: Path) -> None:
+    table = CaseTable(tmp_path / "t.csv", columns=COLUMNS)
+    table.add([{"case": "a", "error": value}])
+    assert written(table.path) == [str(value)]
+    assert [row["error"] for row in table.read()] == [str(value)]
+
+
+def test_a_name_that_looks_like_a_formula_has_one_row(tmp_path: Path) -> None:
+    table = CaseTable(tmp_path / "t.csv", ["=a", "b"], COLUMNS)
+    for error in ("first", "second"):
+        table.add([{"case": "=a", "error": error}])
+    assert table.read() == [{"case": "=a", "error": "second"}]
+    table.replace(["=a"])
+    assert not table.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("M\udcfcller", "M\udcfcller"),  # a byte that is not UTF-8, as in file names
+        ("nul\0", "nul\\x00"),
+        ("x" * 200_000, "x" * 32_000 + " ... (200,000 characters)"),
+    ],
+)
+def test_texts_that_a_file_cannot_hold(text: str, kept: str, tmp_path: Path) -> None:
+    table = CaseTable(tmp_path / "t.csv", columns=COLUMNS)
+    for case in "ab":
+        table.add([{"case": case, "error": text}])
+    assert [row["error"] for row in table.read()] == [kept, kept]
+
+
+def test_a_case_that_succeeds_later_is_not_among_the_failures(tmp_path: Path) -> None:
+    """Neither of the table nor of the run, whose end status they decide; one that fails twice has one row."""
+    failures = Failures(tmp_path / "failures.csv")
+    for case in ("a", "b", "a"):
+        failures.add(case, "load", ValueError(f"{case} is broken"))
+    assert [row["case"] for row in failures.rows] == ["b", "a"]
+    failures.remove("a")
+    assert [row["case"] for row in failures.rows] == [row["case"] for row in failures.read()] == ["b"]
+    assert failures.summary(failures.rows).startswith("1 case without a map")
+    failures.remove("b")
+    assert failures.rows == failures.read() == []
+
+
+def test_the_row_of_an_earlier_failure_is_not_one_of_this_run(tmp_path: Path) -> None:
+    path = tmp_path / "failures.csv"
+    Failures(path).add("a", "load", ValueError("broken"))
+    now, beside = (Failures(path, cases=["a", "b"]) for _ in "12")
+    assert [row["case"] for row in now.read()] == ["a"]
+    assert now.since() == []
+    beside.add("b", "load", ValueError("broken"))
+    assert [row["case"] for row in now.since()] == ["b"]
+    now.add("a", "load", ValueError("broken"))
+    assert [row["case"] for row in now.since()] == ["a", "b"]
