@@ -23,7 +23,6 @@ from monai_saliency.targets import (
     EmbeddingSimilarity,
     FieldSimilarity,
     FunctionScore,
-    Recalibrated,
     RegionScore,
     RegressionScore,
 )
@@ -53,7 +52,6 @@ __all__ = [
     "OrganSupervoxels",
     "PatchMemory",
     "PerturbationInferer",
-    "Recalibrated",
     "RegionScore",
     "RegressionScore",
     "Saliency",

@@ -108,7 +108,6 @@ TARGETS: dict[str, list[tuple[Callable[[], Target], Callable[[torch.Tensor], Any
         (lambda: ms.targets.base.MemberTarget(ms.ClassScore([0], "none"), 3), classify),
         (lambda: ms.targets.base.MemberTarget(ms.RegionScore(0, "none", "all"), 3), segment),
     ],
-    "Recalibrated": [(lambda: ms.Recalibrated(ms.ClassScore([0], "softmax"), [1.5] * 10), classify)],
     "RegionScore": [(lambda: ms.RegionScore(1, "softmax"), segment)],
     "PredictedRegionScore": [
         (lambda: PredictedRegionScore(1, "sigmoid", lambda output: SIGMOID.labels(output, "sigmoid")), segment)

@@ -20,7 +20,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.fills.named import AutoFill, fill_in_unit
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
 from monai_saliency.handlers.summary import Summary, warn_of_others
-from monai_saliency.inferers.first_cases import choose_fill
+from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
 from monai_saliency.networks.outputs import rows

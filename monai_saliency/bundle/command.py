@@ -29,10 +29,7 @@ HOW = (
     *("fill", "fill_unit", "classes", "activation", "scale", "against"),
     *("mask_batch_size", "amp", "channels_last", "compile", "network_id"),
 )
-WHAT = (
-    *("dataset_dir", "section", "checkpoint", "pixdim", "spatial_dims", "spatial_size", "channels", "batch_size"),
-    "recalibrate",
-)
+WHAT = (*("dataset_dir", "section", "checkpoint", "pixdim", "spatial_dims", "spatial_size", "channels", "batch_size"),)
 # Those that change no map, and so do not name the folder.
 MACHINERY = (
     *("cache", "cache_dir", "cache_checksum", "num_workers", "processes", "device", "keep_memory"),

@@ -22,7 +22,7 @@ __all__ = ["AutoFill", "fill_in_unit"]
 
 
 class AutoFill(CaseFill):
-    """Stands for a fill that is chosen once for a cohort by :func:`~monai_saliency.inferers.first_cases.choose_fill`.
+    """Stands for a fill that is chosen once for a cohort by :func:`~monai_saliency.inferers.choose_fill`.
 
     Our bundle, the overlay and ``attach`` choose it, with ``fill: auto``. It fills nothing itself.
 

@@ -24,7 +24,7 @@ from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.inferers.first_cases import choose_fill, recalibrated
+from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.progress import Progress
 from monai_saliency.networks.outputs import check_rows, rows
@@ -232,9 +232,8 @@ class SaliencyHandler:
         """The batches to explain after one iteration of the evaluator."""
         output: Any = engine.state.output
         images, items = output[self.image_key], decollate_batch(engine.state.batch)
-        network, first = self.explainer.network, partial(self.first_cases, images)
-        chosen = choose_fill(self.inferer, network, first())
-        self.inferer = self.explainer.inferer = recalibrated(chosen, network, first(), self.explainer.network_id)
+        chosen = choose_fill(self.inferer, self.explainer.network, self.first_cases(images))
+        self.inferer = self.explainer.inferer = chosen
         for i, item in enumerate(items):
             item.setdefault("case", scan_name(images, i))
         yield Batch(images, items, predictions=self._predictions(engine, len(items)))

@@ -1,9 +1,9 @@
 """The loop that every explanation runs: make masks, perturb, run the network, read scores, make the map."""
 
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.inferers.first_cases import choose_fill, recalibrated
+from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.sharing import merged
 
-__all__ = ["Explanation", "PatchMemory", "PerturbationInferer", "choose_fill", "merged", "recalibrated"]
+__all__ = ["Explanation", "PatchMemory", "PerturbationInferer", "choose_fill", "merged"]

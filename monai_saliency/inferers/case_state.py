@@ -20,7 +20,6 @@ from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import BoundTarget, Target
-from monai_saliency.targets.recalibrated import softened
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.tensors import Box, everywhere, finite_between, plain
@@ -182,15 +181,7 @@ class CaseState:
             self.bind(rows(output, offset, offset + 1, count))
             start, offset = 1, offset + 1
         if start < stop:
-            output = rows(output, offset, offset + stop - start, count)
-            self.add(start, stop, self.target(self.calibrated(output, start, stop)))
-
-    def calibrated(self, output: Any, start: int, stop: int) -> Any:
-        """The output of rows [start, stop), or of one row, as a recalibrated target reads it."""
-        if not self.target.temperatures or start == 0:
-            return output
-        kept = self.masks.kept_share(self.masks.render(self.masks_of(start, stop))).flatten(1).mean(dim=1)
-        return softened(output, 1 - kept, self.target.temperatures)
+            self.add(start, stop, self.target(rows(output, offset, offset + stop - start, count)))
 
     def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
         """Take the scores of rows [start, stop), all of masks."""

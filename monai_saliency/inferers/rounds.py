@@ -148,7 +148,6 @@ class WholeImages:
             self._alone.append((index, changed, self._run_alone(index, image, changed)))
         hidden = self._unperturbed(index)
         state.perturb(HIDDEN, HIDDEN + 1, out=hidden)
-        # Not recalibrated: a high temperature would leave nothing, whatever the network makes of the fill.
         state.hidden_scores = self._run_alone(index, hidden, HIDDEN).scores
 
     def _compare(self) -> None:
@@ -202,12 +201,11 @@ class WholeImages:
     def _run_alone(self, index: int, image: torch.Tensor, row: torch.Tensor | int = 0) -> Seen:
         """The output of the image ``(1, C, *spatial)`` of a case's row when run alone."""
         state = self.states[index]
-        number = int(row) if state.target.temperatures or self.split.numbers else 0
+        number = int(row) if self.split.numbers else 0
 
         def run(batch: torch.Tensor, words: str) -> Seen:
             hidden = self._hidden([(index, number, number + 1)] * len(batch))
             output = self.forward.images(batch, self.split, [(index, len(batch))], state.case.name, hidden)
-            output = state.calibrated(rows(output, 0, 1, len(batch)), max(number, 0), number + 1)
-            return Seen.of(output, state.target, words)
+            return Seen.of(rows(output, 0, 1, len(batch)), state.target, words)
 
         return cast(Seen, run_alone(self.forward.network, image, len(self.batch), run))

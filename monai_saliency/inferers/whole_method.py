@@ -18,7 +18,6 @@ from monai_saliency.inferers.row_check import RowCheck
 from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.targets.base import Target
-from monai_saliency.targets.recalibrated import Recalibrated
 
 __all__ = ["OneCase", "WholeMethodInferer"]
 
@@ -45,8 +44,6 @@ class WholeMethodInferer(PerturbationInferer):
             raise ValueError(
                 f"{name} makes its own maps: leave out `estimator` {type(estimator).__name__}, or give `masks` too"
             )
-        if isinstance(target, Recalibrated):
-            raise ValueError(f"{name} hides no known share of the image, so it takes no Recalibrated target")
         own = _MethodMap(meaning or Meaning(f"map of {name}", in_score_unit=False))
         super().__init__(masks or _MethodMasks(name), target, estimator or own, fill, **settings)
 

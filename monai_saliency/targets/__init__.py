@@ -10,7 +10,6 @@ There is one module a task, and ``auto``, which chooses a target from the output
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.targets.classification import ClassScore
 from monai_saliency.targets.detection import DetectionScore
-from monai_saliency.targets.recalibrated import Recalibrated
 from monai_saliency.targets.regression import FunctionScore, RegressionScore
 from monai_saliency.targets.segmentation import DiceScore, RegionScore
 from monai_saliency.targets.similarity import EmbeddingSimilarity, FieldSimilarity
@@ -23,7 +22,6 @@ __all__ = [
     "EmbeddingSimilarity",
     "FieldSimilarity",
     "FunctionScore",
-    "Recalibrated",
     "RegionScore",
     "RegressionScore",
     "Target",

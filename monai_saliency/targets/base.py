@@ -99,8 +99,6 @@ class BoundTarget(ABC):
             sets it, by :func:`digits`.
         members: of how many networks the scores are: K is a multiple of it, the first network's come first.
         bound_to_mean: where there are several, the target bound to the mean of their outputs, of one network's scores.
-        temperatures: what the logits of perturbed images are divided by, by the hidden share, before they are read
-            (:mod:`monai_saliency.targets.recalibrated`); empty where they are read as they are.
     """
 
     labels: Sequence[int | str]
@@ -109,7 +107,6 @@ class BoundTarget(ABC):
     vouch: torch.Tensor | None = None
     members: int = 1
     bound_to_mean: BoundTarget
-    temperatures: Sequence[float] = ()
 
     @abstractmethod
     def __call__(self, output: Any) -> torch.Tensor:
@@ -190,7 +187,6 @@ class _BoundMemberTarget(BoundTarget):
         self.labels = list(bound.labels) * count
         self.additive = bound.additive
         self.vouch = bound.vouch
-        self.temperatures = bound.temperatures
         read = bound.channels_read
         self.channels_read = None if read is None else [m * channels + c for m in range(count) for c in read]
 

@@ -183,8 +183,6 @@ class _BoundClassScore(BoundTarget):
 
     def quantity(self) -> Quantity:
         found = quantity_after(self.activation)
-        if self.temperatures:
-            found = found._replace(words=f"recalibrated {found.words}")
         if self.against is not None:
             unit = "-1 to 1" if found.unit == "probability" else found.unit
             return Quantity(f"difference of the {found.words} of two classes", unit)

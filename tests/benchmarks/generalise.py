@@ -112,7 +112,7 @@ def leaves(question: Question, explain: Any, scale: str) -> float:
     return 1 - moved / max(moved, moves) if moved or moves else 1.0
 
 
-def ours(name: str, fill: str = "zero", scale: str = "auto", recalibrate: bool = False, **settings: Any) -> Method:
+def ours(name: str, fill: str = "zero", scale: str = "auto", **settings: Any) -> Method:
     """A method of the package. Settings that are functions take the question."""
 
     def explain(question: Question) -> Found:
@@ -123,12 +123,6 @@ def ours(name: str, fill: str = "zero", scale: str = "auto", recalibrate: bool =
             cohort = question.image if question.cohort is None else question.cohort
             cases = [(image[None], ms.Case(f"image {number}")) for number, image in enumerate(cohort)]
             explain = inferers.choose_fill(explain, question.network, cases)
-        if recalibrate:
-            if question.cohort is None:
-                raise ValueError("only tasks that are made have further images to fit temperatures on")
-            cohort = [(image[None], ms.Case(f"image {i}")) for i, image in enumerate(question.cohort)]
-            target = ms.Recalibrated(explain.target)
-            explain = inferers.recalibrated(explain.replace(target=target), question.network, cohort)
         (found,) = explain.explain(question.image, question.network)
         more = {key: float(value) for key in ("fill_leaves",) if (value := getattr(found, key, None)) is not None}
         if more:
@@ -183,7 +177,6 @@ METHODS: dict[str, Method] = {
         if name != "auto" and hasattr(fills, kind)
     },
     "default_probability": ours("focused_rise", scale="probability"),
-    "default_recalibrated": ours("focused_rise", "auto", recalibrate=True),
     "regression": ours("rise", num_masks=340, form="regression"),
     "rise_350": ours("rise", num_masks=340),
     "rise_1000": ours("rise", num_masks=1000),

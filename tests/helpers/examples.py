@@ -67,8 +67,6 @@ TARGETS: dict[type[Target], list[tuple[Target, Callable[[int], Any]]]] = {
         (MemberTarget(ms.DiceScore(0, "sigmoid"), 2), volume),
     ],
     PredictedRegionScore: [(PredictedRegionScore(1, "sigmoid", sigmoid_and_argmax), volume)],
-    # As they are fitted for a network that says the same of every image.
-    ms.Recalibrated: [(ms.Recalibrated(ms.ClassScore("all", "sigmoid"), [1.0] * 10), classes)],
     ms.RegionScore: [(ms.RegionScore(1, "softmax"), volume), (ms.RegionScore(1, "none", components=2), volume)],
     ms.RegressionScore: [(ms.RegressionScore("all"), classes)],
 }
