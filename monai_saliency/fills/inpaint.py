@@ -8,7 +8,6 @@ a step of conjugate gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,11 +89,11 @@ class _BoundInpaintFill:
 
     def of(self, image: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
         """The fill ``(n, C, *spatial)`` of an image ``(1, C, *spatial)`` for masks ``(n, 1 or C, *spatial)``."""
-        image = plain(image).to(self.dtype).contiguous()
-        hidden = (masks < _HIDDEN).to(self.dtype).contiguous()
+        image = plain(image).to(self.dtype)
+        hidden = (masks < _HIDDEN).to(self.dtype)
         axes = tuple(range(2, image.ndim))
         has_no_rim = hidden.amin(axes, keepdim=True)
-        with exact_arithmetic(image.device), torch.cuda.device_of(image):
+        with exact_arithmetic(image.device):
             laplace = Laplace(hidden)
             smooth = laplace.solve(image, self.steps).addcmul_(has_no_rim, image.mean(axes, keepdim=True))
             deviation = laplace.spread(self.deviation).addcmul_(has_no_rim, self.deviation.mean(axes, keepdim=True))
@@ -116,36 +115,24 @@ class _Level:
     hidden: torch.Tensor
     minus: torch.Tensor
     weight: torch.Tensor
-    kernel: Callable[..., torch.Tensor] | None
 
     @staticmethod
     def of(hidden: torch.Tensor) -> _Level:
         ones = torch.ones_like(hidden[:1, :1])
         neighbours = _add_neighbours(torch.zeros_like(ones), ones).clamp(min=1)
-        kernel = None
-        if hidden.is_cuda:
-            from monai_saliency.fills.laplace_kernel import gpu_kernel
-
-            kernel = gpu_kernel(hidden.device)
-        return _Level(hidden, -neighbours, hidden / neighbours, kernel)
+        return _Level(hidden, -neighbours, hidden / neighbours)
 
     def residual(self, values: torch.Tensor, right: torch.Tensor | None = None) -> torch.Tensor:
         """Where hidden, the sum of all neighbours less their number times the value, plus the right side; else 0."""
-        return self._relaxed(values, right, self.hidden)
+        return self._differences(values, right).mul_(self.hidden)
 
     def sweep(self, values: torch.Tensor, right: torch.Tensor, step: float) -> torch.Tensor:
         """A Jacobi sweep, which may be in place."""
-        return self._relaxed(values, right, self.weight, step)
+        return values.addcmul_(self.weight, self._differences(values, right), value=step)
 
-    def _relaxed(
-        self, values: torch.Tensor, right: torch.Tensor | None, factor: torch.Tensor, step: float | None = None
-    ) -> torch.Tensor:
-        """The residual times a factor, or a step of it added to the values."""
-        if self.kernel is not None:
-            return self.kernel(values, right, factor, step)
+    def _differences(self, values: torch.Tensor, right: torch.Tensor | None) -> torch.Tensor:
         own = values * self.minus if right is None else torch.addcmul(right, values, self.minus)
-        found = _add_neighbours(own, values)
-        return found.mul_(factor) if step is None else values.addcmul_(factor, found, value=step)
+        return _add_neighbours(own, values)
 
 
 class Laplace:
