@@ -371,12 +371,12 @@ def test_no_module_and_no_function_is_long() -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    """And the changelog has it, below what is not released."""
+    """And the changelog has it on top."""
     metadata = json.loads((BUNDLE / "configs" / "metadata.json").read_text(encoding="utf-8"))
     assert metadata["required_packages_version"]["monai-saliency"] == __version__
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == __version__
     releases = re.findall(r"^## \[(.*)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert releases[:2] == ["Unreleased", __version__]
+    assert releases[0] == __version__
 
 
 def test_no_machine_is_named() -> None:
