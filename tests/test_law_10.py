@@ -104,10 +104,6 @@ TARGETS: dict[str, list[tuple[Callable[[], Target], Callable[[torch.Tensor], Any
     ],
     "FieldSimilarity": [(lambda: ms.FieldSimilarity(), displace)],
     "FunctionScore": [(lambda: ms.FunctionScore(lambda output: output.mean(dim=1)), classify)],
-    "MemberTarget": [
-        (lambda: ms.targets.base.MemberTarget(ms.ClassScore([0], "none"), 3), classify),
-        (lambda: ms.targets.base.MemberTarget(ms.RegionScore(0, "none", "all"), 3), segment),
-    ],
     "RegionScore": [(lambda: ms.RegionScore(1, "softmax"), segment)],
     "PredictedRegionScore": [
         (lambda: PredictedRegionScore(1, "sigmoid", lambda output: SIGMOID.labels(output, "sigmoid")), segment)

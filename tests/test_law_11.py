@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.dependent import Layered
+from helpers.estimators import map_of
 from helpers.examples import METHODS, WholeImages, found_in_package, quarters, repeated, target_examples
 
 import monai_saliency as ms
@@ -110,19 +111,6 @@ def test_a_constant_in_every_score_changes_no_map(name: str, dims: int) -> None:
     torch.testing.assert_close(moved, maps, rtol=0, atol=1e-11)
 
 
-def map_of_rounds(
-    estimator: Estimator, masks: ms.masks.BoundMasks, scores: torch.Tensor, reference: torch.Tensor
-) -> Any:
-    """The map of all rounds, where each row in turn has the next of the scores."""
-    state, done = estimator.start(masks, reference), 0
-    while True:
-        count = len(state.ids)
-        state.update(range(done, count), scores[done:count])
-        done = count
-        if not state.next_round():
-            return state.compute()
-
-
 @pytest.mark.parametrize("shape", [(9, 8), (7, 6, 8)])
 @pytest.mark.parametrize("kind", found_in_package(Estimator))  # type: ignore[type-abstract]
 def test_a_constant_in_every_score_changes_no_estimate(kind: type[Estimator], shape: tuple[int, ...]) -> None:
@@ -133,10 +121,10 @@ def test_a_constant_in_every_score_changes_no_estimate(kind: type[Estimator], sh
     # So few digits that adding 64 rounds nothing.
     drawn = torch.randn(1000, 2, generator=torch.Generator().manual_seed(0)).mul(1024).round() / 1024
     scores, reference = drawn[:-1], drawn[-1] + 4  # the image has more than its parts
-    maps = map_of_rounds(estimator, bound, scores, reference)
-    assert torch.equal(map_of_rounds(estimator, bound, scores + 64, reference + 64), maps)
+    maps = map_of(estimator, bound, scores, reference)
+    assert torch.equal(map_of(estimator, bound, scores + 64, reference + 64), maps)
     assert float(maps.abs().max()) > 0
-    zeros = map_of_rounds(estimator, bound, torch.full_like(scores, 70.1), torch.full_like(reference, 70.1))
+    zeros = map_of(estimator, bound, torch.full_like(scores, 70.1), torch.full_like(reference, 70.1))
     assert torch.equal(zeros, torch.zeros_like(maps))
 
 
@@ -196,4 +184,4 @@ def test_a_map_is_the_same_whatever_is_explained_beside_it(
                 (expected,) = found_of(alone[number], 1)
                 torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-15)
                 more += len(together.ids) - len(alone[number].ids)
-    assert bool(more) == alone[0].masks.in_rounds or len(seeds) == 1 or members == 2
+    assert bool(more) == alone[0].masks.adaptive or len(seeds) == 1 or members == 2

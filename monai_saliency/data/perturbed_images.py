@@ -115,7 +115,7 @@ class PerturbedImages(IterableDataset):
             labels = None if self.label_key is None else values[self.label_key]
             case = Case.of(image, name=str(name), labels=labels)
             (state,), _ = self.inferer.start(self.inferer.inputs.join(image, {}), [case])
-            if state.masks.in_rounds:
+            if state.masks.adaptive:
                 raise CaseError(case.name, "its later masks depend on scores, which only the inferer itself knows")
             count = state.num_rows
             size = min(self.inferer.mask_batch_size, count)
@@ -124,7 +124,7 @@ class PerturbedImages(IterableDataset):
                 start, stop = starts[number], min(starts[number] + size, count)
                 batch = state.case.image.new_empty(stop - start, *state.case.image.shape)
                 with torch.no_grad():
-                    state.perturb(start, stop, out=batch)
+                    state.images.write(start, stop, out=batch)
                 for row, perturbed in enumerate(batch, start):
                     # A copy, so that keeping one image does not keep the memory of its batch.
                     found = {self.image_key: perturbed.clone(), "case": case.name, "index": unit.index}

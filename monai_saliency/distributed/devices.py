@@ -22,7 +22,7 @@ from monai_saliency.inferers.forward import Cancelled, evaluating
 from monai_saliency.inferers.inferer import Job, PerturbationInferer, Sharing
 from monai_saliency.inferers.sharing import WorkerScores, take_scores
 from monai_saliency.sharding import WHOLE, Part, units
-from monai_saliency.storage.score_store import CaseScores
+from monai_saliency.storage.score_store import StoredScores
 from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import network_arithmetic
 
@@ -112,7 +112,7 @@ class MasksOverDevices(Sharing):
                         args=_moved(job.args, device),
                         kwargs=_moved(job.kwargs, device),
                         cases=job.cases and [replace(each, labels=_moved(each.labels, device)) for each in job.cases],
-                        stored=job.stored and [CaseScores(each.folder) for each in job.stored],
+                        stored=job.stored and [StoredScores(each.folder) for each in job.stored],
                         part=Part(part.index * count + number, part.count * count),
                     )
                     futures.append(pool.submit(own.score_here, share, threads.meeting(number), threads.guard))

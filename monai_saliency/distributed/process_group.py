@@ -60,7 +60,7 @@ def merge_over_ranks(states: Sequence[CaseState], group: dist.ProcessGroup | Non
         _check_same(ranks)
         take_scores(states, [[scores for _, scores in theirs] for theirs in ranks], rank)
         for state in states:
-            state.begin_round()
+            state.search.next_round()
 
 
 def _thumbnail(state: CaseState) -> np.ndarray:

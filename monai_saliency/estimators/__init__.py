@@ -1,9 +1,9 @@
 """How scores and masks become a saliency map: one file for each estimator.
 
-An estimator is a pure function of the scores. A :class:`ScoreState` collects the scores of one case.
+An estimator is a pure function of what a search has observed (:class:`~monai_saliency.masks.Observed`).
 """
 
-from monai_saliency.estimators.base import Estimator, ScoreState
+from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.dependence import HSICScoring, SobolScoring
 from monai_saliency.estimators.occlusion import (
     HierarchicalScoring,
@@ -26,7 +26,6 @@ __all__ = [
     "MinimalRegionScoring",
     "OcclusionScoring",
     "RISEScoring",
-    "ScoreState",
     "ShapleyScoring",
     "ShapleyValues",
     "SimilarityScoring",

@@ -1,33 +1,25 @@
-"""The contract of estimators: a map from the scores of N masks, an array ``(N, K)``.
-
-:class:`ScoreState` collects the scores of a run. It stores no image and no full-size mask, so its memory does not
-depend on the image. Scores come in any order and any division, and make the same map.
-"""
+"""The contract of estimators: a map from what a search has observed, masks and their scores ``(n, K)``."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id, Ids
+from monai_saliency.masks.base import BoundMasks, Ids, Observed
 from monai_saliency.utils.arguments import written
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
 __all__ = [
     "Estimator",
     "Meaning",
-    "ScoreState",
     "centred",
     "in_groups",
     "moments",
-    "of_each_score",
-    "own_rows",
     "ratio_error",
     "scaled",
     "score_rounding",
@@ -48,116 +40,6 @@ class Meaning(NamedTuple):
     signed: bool = True
 
 
-class ScoreState:
-    """The scores of one case so far.
-
-    Masks come in rounds (:meth:`~monai_saliency.masks.base.BoundMasks.next_round`). Row i of the scores belongs to mask
-    ``ids[i]``. Where all masks are one round, row i belongs to mask i.
-
-    Attributes:
-        ids: the masks of all rounds so far, in order, N of them.
-        scores: ``(N, K)``, one row per mask, in the precision of ``reference_scores``; 0 where a mask has no score yet.
-        seen: bool ``(N,)``, the masks that have a score.
-    """
-
-    def __init__(self, estimator: Estimator, masks: BoundMasks, reference_scores: Tensor) -> None:
-        self.estimator = estimator
-        self.masks = masks
-        self.reference_scores = reference_scores
-        self.ids = masks.first_round()
-        self.scores = reference_scores.new_zeros(len(self.ids), len(reference_scores))
-        self.seen = torch.zeros(len(self.ids), dtype=torch.bool, device="cpu")
-
-    def next_round(self) -> bool:
-        """Begin the next round of masks once the current one is scored. False when no round is left."""
-        if not bool(self.seen.all()):
-            raise ValueError("a round begins when all masks of the one before are scored")
-        found = self._wanted() if self.masks.in_rounds else []
-        if not found:
-            return False
-        self.ids = [*self.ids, *found]
-        self.scores = torch.cat([self.scores, self.scores.new_zeros(len(found), self.scores.shape[1])])
-        self.seen = torch.cat([self.seen, torch.zeros(len(found), dtype=torch.bool, device="cpu")])
-        return True
-
-    def _wanted(self) -> list[Id]:
-        """The masks that the scores request next, each by itself."""
-        known, found = set(self.ids), dict[Id, None]()
-        for score, reference in zip(self.scores.cpu().T, self.reference_scores.cpu(), strict=True):
-            _, wanted = self.masks.replayed(self.ids, score[:, None], reference[None])
-            found.update(dict.fromkeys(each for each in wanted if each not in known))
-        return list(found)
-
-    def stopped(self) -> str:
-        """Why no round follows, in words, for the score that requested most masks."""
-        if not len(self.reference_scores):
-            return ""
-        each = _own_scores(self.masks, self.ids, self.scores.cpu(), self.reference_scores.cpu())
-        return self.masks.stopped(*max(each, key=lambda own: len(own[0])))
-
-    def update(self, rows: Sequence[int], scores: Tensor) -> None:
-        """Add scores ``(n, K)`` of n rows, in any order; a ValueError for another shape."""
-        expected = (len(rows), self.scores.shape[1])
-        if tuple(scores.shape) != expected:
-            raise ValueError(
-                f"`scores` must have shape {expected} (masks, explained values), got {tuple(scores.shape)}"
-            )
-        places = slice(rows.start, rows.stop) if isinstance(rows, range) and rows.step == 1 else list(rows)
-        self.scores[places] = scores.to(self.scores)
-        self.seen[places] = True
-
-    def compute(self) -> Tensor:
-        """The map from the scores so far; a ValueError if no mask has a score."""
-        return of_each_score(self.estimator.compute, self.masks, *self._scored(), self.reference_scores)
-
-    def noise(self, rounding: float = 0.0) -> Tensor | None:
-        """How large a value of the map can be by chance, as :meth:`Estimator.noise` returns it."""
-        noise = partial(self.estimator.noise, rounding=rounding)
-        return of_each_score(noise, self.masks, *self._scored(), self.reference_scores)
-
-    def standard_error(self) -> Tensor | None:
-        """The standard error of the map, as :meth:`Estimator.standard_error` returns it."""
-        return of_each_score(self.estimator.standard_error, self.masks, *self._scored(), self.reference_scores)
-
-    def _scored(self) -> tuple[Sequence[int], Tensor]:
-        """The masks that have scores, and these."""
-        ids, scores = self.ids, self.scores
-        if not bool(self.seen.all()):
-            rows = self.seen.nonzero().flatten().tolist()
-            ids, scores = [ids[row] for row in rows], scores[rows]
-        if not len(ids):
-            raise ValueError("no map without scores: `update` the state first")
-        return ids, scores
-
-
-def of_each_score(
-    made: Callable[..., Any], masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor
-) -> Any:
-    """An estimator's result for some scores: each from the masks that it requested itself, if they come in rounds."""
-    found = [made(masks, *own) for own in _own_scores(masks, ids, scores, reference_scores)]
-    return None if found[0] is None else torch.cat(found)
-
-
-def own_rows(masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> list[list[int]]:
-    """The rows of the masks that each explained score asks for itself, where masks come in rounds; else all rows."""
-    everything = list(range(len(ids)))
-    if not masks.in_rounds:
-        return [everything] * len(reference_scores)
-    each = zip(scores.cpu().split(1, dim=1), reference_scores.cpu().split(1), strict=True)
-    # A part of the first round is not a round yet.
-    return [masks.replayed(ids, score, reference)[0] or everything for score, reference in each]
-
-
-def _own_scores(
-    masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor
-) -> list[tuple[Ids, Tensor, Tensor]]:
-    """The masks and scores that each explained score asks for itself, where masks come in rounds; else all at once."""
-    if not masks.in_rounds or not len(reference_scores):
-        return [(ids, scores, reference_scores)]
-    each = enumerate(own_rows(masks, ids, scores, reference_scores))
-    return [([ids[row] for row in rows], scores[rows, k : k + 1], reference_scores[k : k + 1]) for k, rows in each]
-
-
 class Estimator(ABC):
     """The settings of an estimator. A subclass implements :meth:`compute`.
 
@@ -167,19 +49,16 @@ class Estimator(ABC):
 
     __repr__ = written
 
-    def start(self, masks: BoundMasks, reference_scores: Tensor) -> ScoreState:
-        """An empty state for one case, from its masks and the scores ``(K,)`` of its unperturbed image."""
-        return ScoreState(self, masks, reference_scores)
+    def check(self, masks: BoundMasks) -> None:
+        """Refuse masks that this estimator cannot read, by a ValueError, before the network runs: none by default."""
+        return
 
     @abstractmethod
-    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
-        """Make the map from scores.
+    def compute(self, observed: Observed) -> Tensor:
+        """Make the map from the scores that a search has observed.
 
         Args:
-            masks: the masks of the case.
-            ids: the ids of the n masks that were scored.
-            scores: ``(n, K)``, one row per scored mask.
-            reference_scores: ``(K,)``, the scores of the unperturbed image.
+            observed: the masks that were asked for, with their scores ``(n, K)``.
 
         Returns:
             the map ``(K, *spatial)``, or ``(K * C, *spatial)`` if each channel has its own masks, in the masks'
@@ -190,9 +69,7 @@ class Estimator(ABC):
         """The meaning of the map's values: by default the change of the score, in its unit, within its range."""
         return Meaning()
 
-    def noise(
-        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
-    ) -> Tensor | None:
+    def noise(self, observed: Observed, rounding: float = 0.0) -> Tensor | None:
         """How large a value of the map can be by chance, ``(K,)`` in the map's unit: the standard error that sampling
         leaves, and the rounding of the scores. Values that are not several times larger mean nothing. ``rounding`` is
         how far a score may be off by the network's own precision, relative to the largest score: 2^-20 for float32,
@@ -200,7 +77,7 @@ class Estimator(ABC):
         """
         return None
 
-    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
+    def standard_error(self, observed: Observed) -> Tensor | None:
         """How far each voxel of the map may be from the value that endless masks would give: its standard deviation
         over seeds, each with as many random masks. In 95 of 100 cases the value plus and minus 1.96 times this holds
         the value of endless masks, if the estimator has no bias.
@@ -212,12 +89,12 @@ class Estimator(ABC):
         return None
 
 
-def score_rounding(scores: Tensor, reference_scores: Tensor, rounding: float = 0.0) -> Tensor:
-    """How far scores of one image may differ by rounding alone: eight units in the last place of the largest score, one
-    millionth of it in float32.
+def score_rounding(observed: Observed, rounding: float = 0.0) -> Tensor:
+    """How far scores of one image may differ by rounding alone, ``(K,)``: eight units in the last place of the largest
+    score, one millionth of it in float32.
     """
-    largest = torch.cat([reference_scores[None], scores]).abs().amax(dim=0)
-    return max(8 * torch.finfo(scores.dtype).eps, rounding) * largest
+    largest = torch.cat([observed.reference_scores[None], observed.scores]).abs().amax(dim=0)
+    return max(8 * torch.finfo(largest.dtype).eps, rounding) * largest
 
 
 def with_ones(weights: Tensor) -> Tensor:

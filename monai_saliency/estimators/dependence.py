@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from monai_saliency.estimators.base import Estimator, Meaning, score_rounding
-from monai_saliency.masks.base import BoundMasks, Ids
+from monai_saliency.masks.base import BoundMasks, Observed
 from monai_saliency.masks.grid import BoundSobolMasks
 from monai_saliency.masks.region import BoundRegionMasks
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
@@ -46,42 +47,42 @@ class HSICScoring(Estimator):
 
         >>> import torch
         >>> from monai_saliency.estimators import HSICScoring
-        >>> from monai_saliency.masks import GridMasks
+        >>> from monai_saliency.masks import GridMasks, Observed
         >>> masks = GridMasks(num_masks=200, grid_size=4).bind(torch.zeros(1, 16, 16))
         >>> scores = masks.render(range(200))[:, :, 2, 6]  # the score is the cell of the voxel (2, 6)
-        >>> state = HSICScoring().start(masks, torch.tensor([1.0]))
-        >>> state.update(range(200), scores)
-        >>> cells = state.compute()[0, ::4, ::4]
+        >>> observed = Observed(masks, torch.tensor([1.0]), range(200), scores)
+        >>> cells = HSICScoring().compute(observed)[0, ::4, ::4]
         >>> divmod(int(cells.argmax()), 4), round(float(cells.max()), 2)
         ((0, 1), 0.22)
     """
 
-    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
+    def check(self, masks: BoundMasks) -> None:
+        _checked(masks)
+
+    def compute(self, observed: Observed) -> Tensor:
+        masks = observed.masks
         cells = _checked(masks)
-        kept = torch.from_numpy(cells.codes(ids)["coalition"]).to(masks.device)
-        rounding = score_rounding(scores, reference_scores)
+        kept = torch.from_numpy(cells.codes(observed.ids)["coalition"]).to(masks.device)
+        rounding = score_rounding(observed)
         found = [
             _dependence(kept, values, float(smallest))
-            for values, smallest in zip(_shifted(masks, scores), rounding, strict=True)
+            for values, smallest in zip(_shifted(masks, observed.scores), rounding, strict=True)
         ]
         return cells.spread(torch.stack(found))
 
     def meaning(self, masks: BoundMasks) -> Meaning:
         return Meaning("dependence of the score (HSIC), without sign", 0.25, in_score_unit=False, signed=False)
 
-    def noise(
-        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
-    ) -> Tensor | None:
+    def noise(self, observed: Observed, rounding: float = 0.0) -> Tensor | None:
         """The value that a cell without influence gets by chance: the mean over all orders of the scores, and at most
         its standard deviation, ``sqrt 2`` times the mean.
         """
-        kept = torch.from_numpy(_checked(masks).codes(ids)["coalition"]).to(masks.device)
+        masks, scores = observed.masks, observed.scores
+        kept = torch.from_numpy(_checked(masks).codes(observed.ids)["coalition"]).to(masks.device)
         count, share = len(kept), kept.to(accumulation_dtype(masks.device)).mean(dim=0)
         squares = count * (share * (1 - share)).mean()
         found = []
-        for values, smallest in zip(
-            _shifted(masks, scores), score_rounding(scores, reference_scores, rounding), strict=True
-        ):
+        for values, smallest in zip(_shifted(masks, scores), score_rounding(observed, rounding), strict=True):
             kernel = _kernel(values, float(smallest))
             apart = 0.0 if kernel is None or count < 2 else 1 - _mean_of_pairs(kernel, values)
             found.append((1 + math.sqrt(2)) * 2 * squares * apart / max(1, count - 1) ** 2)
@@ -164,22 +165,26 @@ class SobolScoring(Estimator):
 
         >>> import torch
         >>> from monai_saliency.estimators import SobolScoring
-        >>> from monai_saliency.masks import SobolMasks
+        >>> from monai_saliency.masks import Observed, SobolMasks
         >>> masks = SobolMasks(num_designs=64, grid_size=(1, 2)).bind(torch.zeros(1, 1, 4))
         >>> rendered = masks.render(range(len(masks)))[:, 0, 0]
-        >>> state = SobolScoring().start(masks, torch.tensor([5.0]))
-        >>> state.update(range(len(masks)), rendered[:, :1] * 2 + rendered[:, 3:])  # 2 x + y: shares of 4 to 1
-        >>> [round(value, 1) for value in state.compute()[0, 0].tolist()]
+        >>> scores = rendered[:, :1] * 2 + rendered[:, 3:]  # 2 x + y: shares of 4 to 1
+        >>> saliency = SobolScoring().compute(Observed(masks, torch.tensor([5.0]), range(len(masks)), scores))
+        >>> [round(value, 1) for value in saliency[0, 0].tolist()]
         [0.8, 0.8, 0.2, 0.2]
     """
 
-    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
+    def check(self, masks: BoundMasks) -> None:
         if not isinstance(masks, BoundSobolMasks):
             raise ValueError(f"total Sobol indices need SobolMasks, got masks of {masks.key[0]}: use sobol(...)")
+
+    def compute(self, observed: Observed) -> Tensor:
+        self.check(observed.masks)
+        masks, scores = cast(BoundSobolMasks, observed.masks), observed.scores
         cells = len(masks.values)
         values = scores.to("cpu", accumulation_dtype(scores.device))
         values = values - values[:1]
-        design, place = (torch.from_numpy(each) for each in np.divmod(np.asarray(ids, dtype=int), cells + 2))
+        design, place = (torch.from_numpy(each) for each in np.divmod(np.asarray(observed.ids, dtype=int), cells + 2))
         own = values.new_full((masks.num_designs, cells + 2, values.shape[1]), float("nan"))
         own[design, place] = values
         # Masks without a score are NaN, and so are their differences, which are left out.
@@ -188,7 +193,7 @@ class SobolScoring(Estimator):
         variance = (spread - spread.nanmean(dim=0)).square().nansum(dim=0)
         variance /= (spread[:, 0].isfinite().sum() - 1).clamp_min(1)
         shares = changes.nanmean(dim=0).nan_to_num() / (2 * variance)
-        differ = (values.amax(dim=0) - values.amin(dim=0)) > score_rounding(scores, reference_scores).cpu()
+        differ = (values.amax(dim=0) - values.amin(dim=0)) > score_rounding(observed).cpu()
         return masks.spread(torch.where(differ & (variance > 0), shares, 0.0).T)
 
     def meaning(self, masks: BoundMasks) -> Meaning:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from monai_saliency.estimators.base import Estimator, Meaning, ratio_error, score_rounding, split_coverage, with_ones
-from monai_saliency.masks.base import BoundMasks, Ids
+from monai_saliency.masks.base import BoundMasks, Ids, Observed
 from monai_saliency.masks.minimal import BoundMinimalMasks
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
@@ -46,27 +46,25 @@ class OcclusionScoring(Estimator):
         """The values of masks that are averaged, of the drops ``f0 - f``. A subclass averages others."""
         return drops
 
-    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
-        values = with_ones(self._averaged(reference_scores - scores))
-        total, coverage = split_coverage(_sum_of_hidden(masks, ids, values))
-        return torch.where(coverage > 0, total / coverage, 0.0).flatten(0, 1).to(masks.dtype)
+    def compute(self, observed: Observed) -> Tensor:
+        values = with_ones(self._averaged(observed.reference_scores - observed.scores))
+        total, coverage = split_coverage(_sum_of_hidden(observed.masks, observed.ids, values))
+        return torch.where(coverage > 0, total / coverage, 0.0).flatten(0, 1).to(observed.masks.dtype)
 
-    def noise(
-        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
-    ) -> Tensor | None:
+    def noise(self, observed: Observed, rounding: float = 0.0) -> Tensor | None:
         """The rounding of the scores, if windows or regions are hidden in turn; None for masks drawn at random."""
-        return None if masks.drawn else self._averaged(score_rounding(scores, reference_scores, rounding))
+        return None if observed.masks.drawn else self._averaged(score_rounding(observed, rounding))
 
-    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
+    def standard_error(self, observed: Observed) -> Tensor | None:
         """The standard error of each voxel for masks drawn at random; None for windows or regions that are hidden in
         turn, and for fewer than three masks.
 
         A value is a ratio of two means over masks (:func:`~monai_saliency.estimators.base.ratio_error`).
         """
-        if not masks.drawn or len(ids) < 3:
+        if not observed.masks.drawn or len(observed.ids) < 3:
             return None
-        drops = reference_scores.to(accumulation_dtype(scores.device)) - scores
-        return ratio_error(masks, ids, self._averaged(drops), 1.0, above_mean=False)
+        drops = observed.reference_scores.to(accumulation_dtype(observed.scores.device)) - observed.scores
+        return ratio_error(observed.masks, observed.ids, self._averaged(drops), 1.0, above_mean=False)
 
 
 class SimilarityScoring(OcclusionScoring):
@@ -117,8 +115,9 @@ class HierarchicalScoring(Estimator):
     levels for a drop per level. A constant network gives a map of zeros.
     """
 
-    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
-        return _sum_of_hidden(masks, ids, reference_scores - scores).flatten(0, 1).to(masks.dtype)
+    def compute(self, observed: Observed) -> Tensor:
+        drops = observed.reference_scores - observed.scores
+        return _sum_of_hidden(observed.masks, observed.ids, drops).flatten(0, 1).to(observed.masks.dtype)
 
     def meaning(self, masks: BoundMasks) -> Meaning:
         levels = getattr(masks, "num_levels", 1)
@@ -126,23 +125,20 @@ class HierarchicalScoring(Estimator):
             return Meaning("change of the score")
         return Meaning(f"score change, summed over {levels} window sizes", levels)
 
-    def noise(
-        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
-    ) -> Tensor | None:
+    def noise(self, observed: Observed, rounding: float = 0.0) -> Tensor | None:
         """The rounding of the scores, once for each level: nothing is left to chance."""
-        return getattr(masks, "num_levels", 1) * score_rounding(scores, reference_scores, rounding)
+        return getattr(observed.masks, "num_levels", 1) * score_rounding(observed, rounding)
 
 
 class MinimalRegionScoring(Estimator):
     """1 inside the smallest set of windows that keeps the score, 0 outside; of each explained score its own.
 
-    **Unit**: none, it is a region. ``explanation.masks.found(...)`` gives its number of voxels, and the scores with
-    only the region kept or hidden (:class:`~monai_saliency.masks.minimal.FoundRegion`). The map is zero if the image's
-    score is not above the fill's.
+    **Unit**: none, it is a region. The ``finding`` of each of ``explanation.observed`` has its number of voxels, and
+    the scores with only the region kept or hidden (:class:`~monai_saliency.masks.minimal.FoundRegion`). The map is zero
+    if the image's score is not above the fill's.
 
     Raises:
-        ValueError: (from ``compute``) for masks other than ``MinimalMasks``, or when rounds are
-            missing.
+        ValueError: (from ``compute``) for masks other than ``MinimalMasks``.
 
     Example::
 
@@ -153,22 +149,24 @@ class MinimalRegionScoring(Estimator):
         >>> (found,) = explain.explain(image, lambda x: x[:, :, 1, 1:3].sum(-1))  # the score is the sum of two voxels
         >>> found.saliency[0].tolist()
         [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
-        >>> (region,) = found.masks.found(found.ids, found.scores, found.reference_scores)
+        >>> region = found.observed[0].finding
         >>> region.voxels, region.kept_score, region.hidden_score
         (2, 2.0, 0.0)
     """
 
-    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
+    def check(self, masks: BoundMasks) -> None:
         if not isinstance(masks, BoundMinimalMasks):
             raise ValueError(
                 f"a minimal region needs MinimalMasks, got masks of {masks.key[0]}: use minimal_region(...)"
             )
-        found = masks.found(ids, scores, reference_scores)
-        maps = torch.zeros(len(found), *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
-        for each, region in zip(maps, found, strict=True):
-            for box in region.boxes:
-                each[box] = 1
-        return maps
+
+    def compute(self, observed: Observed) -> Tensor:
+        masks, region = observed.masks, observed.finding
+        self.check(masks)
+        saliency = torch.zeros(len(observed.reference_scores), *masks.spatial_shape, dtype=masks.dtype)
+        for box in [] if region is None else region.boxes:
+            saliency[0][box] = 1
+        return saliency.to(masks.device)
 
     def meaning(self, masks: BoundMasks) -> Meaning:
         return Meaning("1 in the smallest set that keeps the score", in_score_unit=False, signed=False)

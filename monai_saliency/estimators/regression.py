@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from monai_saliency.estimators.base import Estimator, score_rounding
-from monai_saliency.masks.base import BoundMasks, Id, Ids
+from monai_saliency.masks.base import BoundMasks, Ids, Observed
 from monai_saliency.utils.arguments import whole_number
 from monai_saliency.utils.precision import exact_arithmetic
 
@@ -84,22 +83,22 @@ class RegressionScoring(Estimator):
     def __init__(self, cells: int = 16) -> None:
         self.cells = whole_number("cells", cells, 1)
 
-    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
+    def check(self, masks: BoundMasks) -> None:
         if masks.channels is not None:
             raise ValueError("a regression needs masks that all channels share: leave out `per_channel`")
-        return _each(lambda score: self.effects(masks, ids, score), masks, scores)
 
-    def effects(self, masks: BoundMasks, ids: Ids, scores: Tensor, tolerant: bool = True) -> Tensor:
+    def compute(self, observed: Observed) -> Tensor:
+        self.check(observed.masks)
+        return _stacked(observed, [regression.effects() for regression in self._regressions(observed)])
+
+    def effects(self, masks: BoundMasks, ids: Ids, scores: Tensor) -> Tensor:
         """The map ``(*spatial)`` of one score ``(n,)`` of n masks, float64 on the CPU; 0 where all scores are equal, or
-        with fewer than three masks. With ``tolerant=False``, its penalties have the least error however spread out the
-        evidence is: less smooth, for whoever looks for places with evidence.
+        with fewer than three masks. Its penalties have the least error however spread out the evidence is: less smooth
+        than :meth:`compute`, for whoever looks for places with evidence.
         """
-        heights = [fit.heights for fit in _fits(masks, *_plain(ids, scores), self.cells, tolerant)]
-        if not heights:
-            return torch.zeros(masks.spatial_shape, dtype=torch.float64)
-        return _voxels(torch.stack(heights).mean(dim=0), _basis(masks, self.cells)) * _cell(masks, self.cells)
+        return _Regression(masks, ids, scores.double().cpu(), self.cells, tolerant=False).effects()
 
-    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
+    def standard_error(self, observed: Observed) -> Tensor | None:
         """The root of the sum of the squares of two parts; None with fewer than three masks.
 
         - *Over seeds*: the jackknife for the penalties that were chosen, over 128 groups of masks, or over each mask if
@@ -115,67 +114,122 @@ class RegressionScoring(Estimator):
         :func:`~monai_saliency.focused_rise` with 340. With 160 masks that one has 95 to 98 where one place gives the
         evidence, 65 for three places, and 28 for a product of two places in 3D.
         """
-        if len(ids) < 3:
+        if len(observed.ids) < 3:
             return None
+        return _stacked(observed, [regression.error() for regression in self._regressions(observed)])
 
-        def both(score: Tensor) -> Tensor:
-            given = masks, *_plain(ids, score), self.cells
-            over_seeds, (bias, effects) = _over_seeds(*given), _bias(*given)
-            total = torch.hypot(over_seeds, bias)
-            capped = torch.maximum(over_seeds, torch.minimum(total, _OF_VALUE * effects.abs()))
-            return torch.where(bias * effects > 0, capped, total)
-
-        return _each(both, masks, scores)
-
-    def over_seeds(self, masks: BoundMasks, ids: Ids, scores: Tensor) -> Tensor:
+    def over_seeds(self, observed: Observed) -> Tensor:
         """How far the map differs from the maps of as many other masks, ``(K, *spatial)``: without the bias."""
-        return _each(lambda score: _over_seeds(masks, *_plain(ids, score), self.cells), masks, scores)
+        return _stacked(observed, [regression.over_seeds() for regression in self._regressions(observed)])
 
-    def noise(
-        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
-    ) -> Tensor | None:
+    def noise(self, observed: Observed, rounding: float = 0.0) -> Tensor | None:
         """The root mean square over voxels of the error over seeds, or the rounding of the scores where it is larger.
         A map that is shrunk is not larger by chance, so the bias is left out.
         """
-        found = score_rounding(scores, reference_scores, rounding)
-        if len(ids) < 3:
-            return found
-        errors = self.over_seeds(masks, ids, scores)
-        return torch.maximum(found.to(errors), errors.square().flatten(1).mean(1).sqrt())
+        rounded = score_rounding(observed, rounding)
+        if len(observed.ids) < 3:
+            return rounded
+        errors = self.over_seeds(observed)
+        return torch.maximum(rounded.to(errors), errors.square().flatten(1).mean(1).sqrt())
+
+    def _regressions(self, observed: Observed) -> Iterator[_Regression]:
+        """The regression of each explained score. Of a single score it is kept, for the error of its map; several are
+        made again, since each holds the features of all masks.
+        """
+        if isinstance(observed.fit, _Regression):
+            yield observed.fit
+            return
+        for score in observed.scores.double().cpu().T:
+            regression = _Regression(observed.masks, observed.ids, score, self.cells)
+            if observed.scores.shape[1] == 1:
+                observed.fit = regression
+            yield regression
 
 
-def _each(make: Callable[[Tensor], Tensor], masks: BoundMasks, scores: Tensor) -> Tensor:
-    found = torch.zeros(scores.shape[1], *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
-    for values, score in zip(found, scores.T, strict=True):
-        values.copy_(make(score))
+def _stacked(observed: Observed, maps: Sequence[Tensor]) -> Tensor:
+    """Maps ``(*spatial)`` in double precision as ``(K, *spatial)``, in the masks' precision and on their device."""
+    masks = observed.masks
+    found = torch.zeros(len(maps), *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
+    for values, one in zip(found, maps, strict=True):
+        values.copy_(one)
     return found
 
 
-def _plain(ids: Ids, scores: Tensor) -> tuple[tuple[Id, ...], tuple[float, ...]]:
-    return tuple(ids), tuple(scores.double().tolist())
+class _Regression:
+    """The regression of one score ``(n,)`` on n masks, and what its map and its error share. More masks than fit into
+    memory are divided; the features of one part are held at a time.
+    """
+
+    def __init__(self, masks: BoundMasks, ids: Ids, score: Tensor, cells: int, tolerant: bool = True) -> None:
+        self.masks, self.ids, self.score, self.tolerant = masks, ids, score, tolerant
+        shape = masks.spatial_shape
+        self.basis = [_bumps(size, max(1.0, _SMOOTH * size / cells)) for size in shape]
+        self.cell = math.prod(max(1.0, size / cells) for size in shape)  # in voxels
+        features = len(ids) * math.prod(bumps.shape[1] for bumps in self.basis)
+        self.parts = -(-features // _AT_ONCE)
+        self._only: list[_Fit] | None = None  # of a single part
+        self._over_seeds: Tensor | None = None
+
+    def fits(self) -> Iterator[_Fit]:
+        """The fit of each part, one after the other; none where all its scores are equal."""
+        if self._only is not None:
+            yield from self._only
+            return
+        for part in range(self.parts):
+            rows = slice(part, None, self.parts)
+            fit = _fit_of(self.masks, self.ids[rows], self.score[rows], self.basis, self.tolerant)
+            if self.parts == 1:
+                self._only = [] if fit is None else [fit]
+            if fit is not None:
+                yield fit
+
+    def effects(self) -> Tensor:
+        """The map ``(*spatial)``."""
+        return self._map([fit.heights for fit in self.fits()])
+
+    def _map(self, heights: Sequence[Tensor]) -> Tensor:
+        """The map of the mean of the parts' heights."""
+        if not heights:
+            return torch.zeros(self.masks.spatial_shape, dtype=torch.float64)
+        return _voxels(torch.stack(list(heights)).mean(dim=0), self.basis) * self.cell
+
+    def error(self) -> Tensor:
+        """The standard error of each voxel: over seeds, and by the bias."""
+        over_seeds, heights, biases = self.over_seeds(), [], []
+        for fit in self.fits():
+            heights.append(fit.heights)
+            biases.append(_bias(fit))
+        effects, bias = self._map(heights), self._map(biases)
+        total = torch.hypot(over_seeds, bias)
+        capped = torch.maximum(over_seeds, torch.minimum(total, _OF_VALUE * effects.abs()))
+        return torch.where(bias * effects > 0, capped, total)
+
+    def over_seeds(self) -> Tensor:
+        """The standard error of each voxel over seeds."""
+        if self._over_seeds is None:
+            squares, count = torch.zeros(self.masks.spatial_shape, dtype=torch.float64), 0
+            for fit in self.fits():
+                squares += self._squares(fit)
+                count += 1
+            self._over_seeds = squares.sqrt() / max(1, count) * self.cell
+        return self._over_seeds
+
+    def _squares(self, fit: _Fit) -> Tensor:
+        """The jackknife's variance of each voxel, of one part."""
+        count = len(fit.features)
+        n = min(count, _GROUPS)
+        groups = torch.eye(n, dtype=torch.float64).repeat(-(-count // n), 1)[:count]
+        with exact_arithmetic(fit.features.device):
+            changes = fit.changes(groups - groups.mean(dim=0))
+            return (n - 1) / n * _sum_of_squares(changes, self.basis).to(fit.scores)
 
 
-def _fits(
-    masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int, tolerant: bool = True
-) -> Iterator[_Fit]:
-    """The regression of each part of the masks, one after the other; none where the scores say nothing."""
-    parts = -(-len(ids) * math.prod(each.shape[1] for each in _basis(masks, cells)) // _AT_ONCE)
-    fitted = _fit_of if parts == 1 else _fit_of.__wrapped__
-    for part in range(parts):
-        if (fit := fitted(masks, ids[part::parts], scores[part::parts], cells, tolerant)) is not None:
-            yield fit
-
-
-@lru_cache(maxsize=1)  # the map needs it, then its error
-def _fit_of(
-    masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int, tolerant: bool
-) -> _Fit | None:
+def _fit_of(masks: BoundMasks, ids: Ids, score: Tensor, basis: Sequence[Tensor], tolerant: bool) -> _Fit | None:
     """The regression of some masks; None where the scores say nothing."""
-    if len(ids) < 3 or len(set(scores)) == 1:
+    if len(ids) < 3 or bool((score == score[0]).all()):
         return None
-    basis = _basis(masks, cells)
     features = masks.along_axes(ids, basis).flatten(1).to(masks.dtype)
-    wanted = torch.tensor(scores, dtype=torch.float64) - scores[0]
+    wanted = score - score[0]
     with exact_arithmetic(masks.device):
         fit = _fit(features, wanted)
         if tolerant and fit is not None and _is_spread_out(_voxels(fit.heights, basis)):
@@ -189,52 +243,19 @@ def _is_spread_out(effects: Tensor) -> bool:
     return bool(highest > 0 and (effects > _STANDS_OUT * highest).double().mean() > _SPREAD_OUT)
 
 
-@lru_cache(maxsize=4)
-def _bias(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> tuple[Tensor, Tensor]:
-    """How far each voxel may be from the value of endless masks on average, signed, and its value; for one score."""
-    found, heights = [], []
-    for fit in _fits(masks, ids, scores, cells):
-        # Pairs, so that each half has masks of both of the grids that take turns.
-        first = torch.arange(len(fit.features)) // 2 % 2 == 0
-        halves = [_heights_of(fit, rows) for rows in (first, ~first)]
-        sharper = fit.heights if fit.sharper is None else fit.sharper
-        heights.append(fit.heights)
-        found.append(sharper - fit.heights + _HALVES * (fit.heights - torch.stack(halves).mean(dim=0)))
-    if not found:
-        zeros = torch.zeros(masks.spatial_shape, dtype=torch.float64)
-        return zeros, zeros
-    basis, cell = _basis(masks, cells), _cell(masks, cells)
-    bias, effects = (_voxels(torch.stack(each).mean(dim=0), basis) * cell for each in (found, heights))
-    return bias, effects
+def _bias(fit: _Fit) -> Tensor:
+    """How far heights may be from those of endless masks on average, signed."""
+    # Pairs, so that each half has masks of both of the grids that take turns.
+    first = torch.arange(len(fit.features)) // 2 % 2 == 0
+    halves = torch.stack([_heights_of(fit, rows) for rows in (first, ~first)])
+    sharper = fit.heights if fit.sharper is None else fit.sharper
+    return sharper - fit.heights + _HALVES * (fit.heights - halves.mean(dim=0))
 
 
 def _heights_of(fit: _Fit, rows: Tensor) -> Tensor:
     """The heights of the regression of some of a fit's masks; 0 where their scores say nothing."""
     half = _fit(fit.features[rows], fit.scores[rows], fit.tolerance)
     return torch.zeros_like(fit.heights) if half is None else half.heights
-
-
-@lru_cache(maxsize=4)
-def _over_seeds(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> Tensor:
-    """The standard error of each voxel over seeds, for one score."""
-    basis, squares, count = _basis(masks, cells), torch.zeros(masks.spatial_shape, dtype=torch.float64), 0
-    for fit in _fits(masks, ids, scores, cells):
-        count += 1
-        n = min(len(fit.features), _GROUPS)
-        groups = torch.eye(n, dtype=torch.float64).repeat(-(-len(fit.features) // n), 1)[: len(fit.features)]
-        with exact_arithmetic(masks.device):
-            found = _sum_of_squares(fit.changes(groups - groups.mean(dim=0)), basis)
-        squares += (n - 1) / n * found.to(squares)
-    return squares.sqrt() / max(1, count) * _cell(masks, cells)
-
-
-def _basis(masks: BoundMasks, cells: int) -> list[Tensor]:
-    return [_bumps(n, max(1.0, _SMOOTH * n / cells)) for n in masks.spatial_shape]
-
-
-def _cell(masks: BoundMasks, cells: int) -> float:
-    """The voxels of a cell."""
-    return math.prod(max(1.0, n / cells) for n in masks.spatial_shape)
 
 
 def _bumps(size: int, length: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from monai_saliency.estimators.base import (
     split_coverage,
     with_ones,
 )
-from monai_saliency.masks.base import BoundMasks, Ids
+from monai_saliency.masks.base import BoundMasks, Ids, Observed
 from monai_saliency.utils.arguments import check_option, probability
 from monai_saliency.utils.precision import accumulation_dtype
 
@@ -58,12 +59,11 @@ class RISEScoring(Estimator):
 
         >>> import torch
         >>> from monai_saliency.estimators import RISEScoring
-        >>> from monai_saliency.masks import RISEMasks
+        >>> from monai_saliency.masks import Observed, RISEMasks
         >>> masks = RISEMasks(num_masks=200, grid_size=4).bind(torch.zeros(1, 16, 16))
         >>> scores = masks.render(range(200))[:, :, 2, 2]  # a network whose score is the voxel (2, 2) of the mask
-        >>> state = RISEScoring(p1=0.5).start(masks, torch.tensor([1.0]))
-        >>> state.update(range(200), scores)
-        >>> state.compute().shape, divmod(int(state.compute().argmax()), 16)
+        >>> saliency = RISEScoring(p1=0.5).compute(Observed(masks, torch.tensor([1.0]), range(200), scores))
+        >>> saliency.shape, divmod(int(saliency.argmax()), 16)
         (torch.Size([1, 16, 16]), (2, 2))
     """
 
@@ -77,7 +77,8 @@ class RISEScoring(Estimator):
             )
         self.p1 = 0.0 if form == "plain" else float(p1)  # what does not count is the same in equal settings
 
-    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
+    def compute(self, observed: Observed) -> Tensor:
+        masks, ids, scores = observed.masks, observed.ids, observed.scores
         if self.form == "plain":
             weighted, coverage = split_coverage(masks.weighted_sum(ids, with_ones(scores)))
             kept = coverage.mean(dim=tuple(range(1, coverage.ndim)), keepdim=True)
@@ -97,9 +98,7 @@ class RISEScoring(Estimator):
             weighted[..., masks.regions.index == 0] = 0
         return weighted.flatten(0, 1).to(masks.dtype)
 
-    def noise(
-        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
-    ) -> Tensor | None:
+    def noise(self, observed: Observed, rounding: float = 0.0) -> Tensor | None:
         """The standard error of a voxel of the centred and debiased maps; None for the plain one.
 
         If the scores do not depend on a voxel, that is ``spread(f) * spread(M) / (p1 * sqrt(n))``, with the standard
@@ -108,11 +107,12 @@ class RISEScoring(Estimator):
         """
         if self.form == "plain":
             return None
+        masks, ids, scores = observed.masks, observed.ids, observed.scores
         deviations = centred(scores) if self.form == "centred" else _long(scores)
         spread = deviations.square().mean(dim=0).sqrt() * self._spread_of_masks(masks, ids[:_SPREAD_MASKS])
-        return torch.hypot(spread / (self.p1 * len(ids) ** 0.5), score_rounding(scores, reference_scores).to(spread))
+        return torch.hypot(spread / (self.p1 * len(ids) ** 0.5), score_rounding(observed).to(spread))
 
-    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
+    def standard_error(self, observed: Observed) -> Tensor | None:
         """The standard error of each voxel of the centred and debiased maps; None for the plain one, which is read
         relative to its own mean, and for fewer than three masks.
 
@@ -120,6 +120,7 @@ class RISEScoring(Estimator):
         debiased form. Its standard error is the standard deviation of z over the masks, divided by ``sqrt(n)``, with
         ``n - 1`` under the root if one mean was taken out, and ``n - 2`` if two were.
         """
+        masks, ids, scores = observed.masks, observed.ids, observed.scores
         if self.form == "plain" or len(ids) < 3:
             return None
         is_centred = self.form == "centred"
@@ -182,19 +183,19 @@ class DRISEScoring(Estimator):
 
         >>> import torch
         >>> from monai_saliency.estimators import DRISEScoring
-        >>> from monai_saliency.masks import RandomGridMasks
+        >>> from monai_saliency.masks import Observed, RandomGridMasks
         >>> masks = RandomGridMasks(num_masks=200, cell_size=4).bind(torch.zeros(1, 16, 16))
         >>> scores = masks.render(range(200))[:, :, 2, 2]  # a network whose score is the voxel (2, 2) of the mask
-        >>> state = DRISEScoring().start(masks, torch.tensor([1.0]))
-        >>> state.update(range(200), scores)
-        >>> divmod(int(state.compute().argmax()), 16)
+        >>> saliency = DRISEScoring().compute(Observed(masks, torch.tensor([1.0]), range(200), scores))
+        >>> divmod(int(saliency.argmax()), 16)
         (2, 2)
     """
 
     def __init__(self, form: str = "centred") -> None:
         self.form = check_option("form", form, ["centred", "plain"])
 
-    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
+    def compute(self, observed: Observed) -> Tensor:
+        masks, ids, scores = observed.masks, observed.ids, observed.scores
         values = centred(scores) if self.form == "centred" else scores
         total, coverage = split_coverage(masks.weighted_sum(ids, with_ones(values)))
         found = torch.where(coverage > 0, total / coverage, 0.0)
@@ -202,22 +203,21 @@ class DRISEScoring(Estimator):
             found[..., masks.regions.index == 0] = 0  # which all masks keep
         return found.flatten(0, 1).to(masks.dtype)
 
-    def noise(
-        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
-    ) -> Tensor | None:
+    def noise(self, observed: Observed, rounding: float = 0.0) -> Tensor | None:
         """The rounding of the scores, if windows or regions are hidden in turn; None for masks drawn at random, and for
         the plain form.
         """
-        is_known = self.form == "centred" and not masks.drawn
-        return score_rounding(scores, reference_scores, rounding) if is_known else None
+        is_known = self.form == "centred" and not observed.masks.drawn
+        return score_rounding(observed, rounding) if is_known else None
 
-    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
+    def standard_error(self, observed: Observed) -> Tensor | None:
         """Of the centred form, for three or more masks drawn at random: the error of a ratio of two means less a mean
         (:func:`~monai_saliency.estimators.base.ratio_error`). Otherwise None.
         """
-        if self.form == "plain" or not masks.drawn or len(ids) < 3:
+        masks = observed.masks
+        if self.form == "plain" or not masks.drawn or len(observed.ids) < 3:
             return None
-        found = ratio_error(masks, ids, scores, 0.0, above_mean=True)
+        found = ratio_error(masks, observed.ids, observed.scores, 0.0, above_mean=True)
         return found if masks.regions is None else found * (masks.regions.index > 0)  # as the map
 
 
@@ -269,40 +269,43 @@ class MCRISEScoring(Estimator):
             )
         self.p1 = float(p1)
 
-    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
-        return self._as_rise().compute(self._contrasts(masks), ids, scores, reference_scores)
+    def check(self, masks: BoundMasks) -> None:
+        if masks.layer != "fill":
+            raise ValueError(
+                f"MC-RISE compares several fills, got masks of {masks.key[0]}, which have one: use MCRISEMasks(...)"
+            )
+
+    def compute(self, observed: Observed) -> Tensor:
+        return self._as_rise().compute(self._contrasts(observed))
 
     def meaning(self, masks: BoundMasks) -> Meaning:
         if self.form == "centred":
             return Meaning("change of the score against each fill")
         return Meaning("change of the score by each fill", in_score_unit=self.form != "xaitk")
 
-    def noise(
-        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
-    ) -> Tensor | None:
+    def noise(self, observed: Observed, rounding: float = 0.0) -> Tensor | None:
         """As of RISE, of the differences in place of the masks; None for ``"xaitk"``, which is biased."""
         if self.form == "xaitk":
             return None
-        return self._as_rise().noise(self._contrasts(masks), ids, scores, reference_scores, rounding)
+        return self._as_rise().noise(self._contrasts(observed), rounding)
 
-    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
+    def standard_error(self, observed: Observed) -> Tensor | None:
         """As of RISE, of the differences in place of the masks; None for ``"xaitk"``, which is biased."""
         if self.form == "xaitk":
             return None
-        return self._as_rise().standard_error(self._contrasts(masks), ids, scores, reference_scores)
+        return self._as_rise().standard_error(self._contrasts(observed))
 
     def _as_rise(self) -> RISEScoring:
         return RISEScoring(1.0, "centred" if self.form == "centred" else "debiased")
 
-    def _contrasts(self, masks: BoundMasks) -> _Contrasts:
-        if masks.layer != "fill":
-            raise ValueError(
-                f"MC-RISE compares several fills, got masks of {masks.key[0]}, which have one: use MCRISEMasks(...)"
-            )
+    def _contrasts(self, observed: Observed) -> Observed:
+        """The same scores, of the differences in place of the masks."""
+        masks = observed.masks
+        self.check(masks)
         if self.form == "xaitk":
-            return _Contrasts(masks, -self.p1, -(1 - self.p1))
+            return replace(observed, masks=_Contrasts(masks, -self.p1, -(1 - self.p1)))
         sign = 1 if self.form == "centred" else -1
-        return _Contrasts(masks, sign / self.p1, sign / (1 - self.p1))
+        return replace(observed, masks=_Contrasts(masks, sign / self.p1, sign / (1 - self.p1)))
 
 
 class _Contrasts(BoundMasks):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from monai_saliency.estimators.base import Estimator, score_rounding
-from monai_saliency.masks.base import BoundMasks, Ids
+from monai_saliency.masks.base import BoundMasks, Observed
 from monai_saliency.masks.coalition import BoundCoalitionMasks, Meeting, inclusion
 from monai_saliency.utils.arguments import flag
 
@@ -82,7 +82,8 @@ def shapley_values(explanation: Any) -> ShapleyValues:
     """
     used = getattr(explanation, "estimator", None)
     scoring = used if isinstance(used, ShapleyScoring) else ShapleyScoring()
-    return scoring.values(explanation.masks, explanation.ids, explanation.scores, explanation.reference_scores)
+    (observed,) = explanation.observed
+    return scoring.values(observed)
 
 
 class ShapleyScoring(Estimator):
@@ -129,26 +130,30 @@ class ShapleyScoring(Estimator):
     def __init__(self, interactions: bool = False) -> None:
         self.interactions = flag("interactions", interactions)
 
-    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
-        found, painted = self.values(masks, ids, scores, reference_scores), cast(BoundCoalitionMasks, masks)
-        return painted.spread(found.values.T)
-
-    def values(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> ShapleyValues:
-        """The values of the players, from the arguments of :meth:`compute`."""
+    def check(self, masks: BoundMasks) -> None:
         if not isinstance(masks, BoundCoalitionMasks):
             raise ValueError(f"Shapley values need the scores of coalitions: use CoalitionMasks, got {masks.key[0]}")
+
+    def compute(self, observed: Observed) -> Tensor:
+        values = self.values(observed).values
+        return cast(BoundCoalitionMasks, observed.masks).spread(values.T)
+
+    def values(self, observed: Observed) -> ShapleyValues:
+        """The values of the players."""
+        self.check(observed.masks)
+        masks, ids, scores = cast(BoundCoalitionMasks, observed.masks), observed.ids, observed.scores
         if len(set(ids)) < len(masks):
             raise ValueError(f"Shapley values need the scores of all {len(masks)} coalitions, got {len(set(ids))}")
         # How far the score falls with each mask; 0 in the last row, where none is used.
         drops = torch.zeros(len(masks) + 1, scores.shape[1], dtype=torch.float64)
-        drops[torch.as_tensor(list(ids))] = reference_scores.cpu().double() - scores.cpu().double()
+        drops[torch.as_tensor(list(ids))] = observed.reference_scores.cpu().double() - scores.cpu().double()
         if masks.meetings is None:
             values, variance = _regression(masks, drops, self.interactions)
             return ShapleyValues(list(masks.players), values, variance.sqrt())
         values = drops.new_zeros(len(masks.players), drops.shape[1])
         for meeting in masks.meetings:
             _share(meeting, drops, values)
-        allowed = _MISSED * drops.abs().amax(dim=0) + 100 * score_rounding(scores, reference_scores).cpu()
+        allowed = _MISSED * drops.abs().amax(dim=0) + 100 * score_rounding(observed).cpu()
         if bool(((values.sum(dim=0) - drops[0]).abs() > allowed).any()):
             raise ValueError(
                 f"the Shapley values sum to {values.sum(dim=0).tolist()} and hiding all players takes "
@@ -157,22 +162,21 @@ class ShapleyScoring(Estimator):
             )
         return ShapleyValues(list(masks.players), values, None)
 
-    def noise(
-        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
-    ) -> Tensor | None:
+    def noise(self, observed: Observed, rounding: float = 0.0) -> Tensor | None:
         """The rounding of the scores where the values are exact; with random coalitions the standard error of a value
         too, the root mean square over the players.
         """
-        rounded = score_rounding(scores, reference_scores, rounding).double().cpu()
-        errors = self.values(masks, ids, scores, reference_scores).standard_error
+        rounded = score_rounding(observed, rounding).double().cpu()
+        errors = self.values(observed).standard_error
         if errors is None:  # each value is a sum over the games of players that meet
-            return (rounded * len(cast(BoundCoalitionMasks, masks).meetings or ()) ** 0.5).to(scores)
-        return torch.hypot(errors.square().mean(dim=0).sqrt(), rounded).to(scores)
+            meetings = cast(BoundCoalitionMasks, observed.masks).meetings or ()
+            return (rounded * len(meetings) ** 0.5).to(observed.scores)
+        return torch.hypot(errors.square().mean(dim=0).sqrt(), rounded).to(observed.scores)
 
-    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
+    def standard_error(self, observed: Observed) -> Tensor | None:
         """That of the player on all its voxels; None where all values are exact."""
-        errors = self.values(masks, ids, scores, reference_scores).standard_error
-        return None if errors is None else cast(BoundCoalitionMasks, masks).spread(errors.T)
+        errors = self.values(observed).standard_error
+        return None if errors is None else cast(BoundCoalitionMasks, observed.masks).spread(errors.T)
 
 
 def _share(meeting: Meeting, drops: Tensor, values: Tensor) -> None:

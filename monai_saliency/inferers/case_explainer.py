@@ -14,13 +14,14 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.ensemble_state import EnsembleState
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explaining
 from monai_saliency.inferers.progress import Progress
 from monai_saliency.networks.runtime import network_key
 from monai_saliency.sharding import WHOLE, Part
 from monai_saliency.storage.key import Unfingerprintable, scores_key
-from monai_saliency.storage.score_store import CaseScores, ScoreStore
+from monai_saliency.storage.score_store import ScoreStore, StoredScores
 from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.arguments import callable_network, instance
 from monai_saliency.utils.tensors import plain
@@ -185,10 +186,9 @@ class CaseExplainer:
         return inferer.replace(sharing=assigned.sharing or inferer.sharing, progress=shown)
 
     @torch.no_grad()
-    def _explanation(self, state: CaseState) -> Explanation | None:
+    def _explanation(self, state: CaseState | EnsembleState) -> Explanation | None:
         """A scored case's explanation; None where other parts are missing."""
         if self.assignment.part.count > 1:
-            state.check()
             state.take_stored()
             if not state.complete:
                 self.waiting.append(state.case.name)
@@ -197,7 +197,7 @@ class CaseExplainer:
 
     def _stored(
         self, images: torch.Tensor, claimed: Sequence[_Claimed], inferer: PerturbationInferer
-    ) -> list[CaseScores] | None:
+    ) -> list[StoredScores] | None:
         """The scores on disk of each case; None where none are kept."""
         if self.store is None:
             return None

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from monai_saliency.estimators.base import Estimator, of_each_score, own_rows
-from monai_saliency.masks.base import BoundMasks, Id
+from monai_saliency.estimators.base import Estimator
+from monai_saliency.masks.base import BoundMasks, Id, Observed
 from monai_saliency.targets.base import BoundTarget, Quantity, label_name
 from monai_saliency.utils.arguments import written
 from monai_saliency.utils.timing import stage
 
-__all__ = ["FILL_LEAVES", "Explanation", "of_members", "share_left", "warned"]
+__all__ = ["FILL_LEAVES", "Explanation", "joined", "of_each_search", "share_left", "warned"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,15 @@ class Explanation:
         noise: ``(K,)``, how large a value of each map can be by chance, see
             :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.
         estimator: what made the map of the scores.
-        stopped: why no further masks were scored, in words, and :attr:`fill_problem`; empty where there is neither.
+        observed: what each search has asked for, with the scores: one for each explained score where masks depend on
+            scores, else one for all; of an ensemble whose masks depend on scores, of all its members.
+        stopped: why no further masks were scored, in words; empty where masks do not depend on scores.
         hidden_scores: ``(K,)``, with the whole image replaced by the fill; None for methods that make their maps
             themselves.
         disagreement: of the map's shape and unit, at least 0: the standard deviation between the maps of the members of
             an :class:`~monai_saliency.networks.Ensemble` (of a sample, divided by k - 1). Then the map and the scores
-            are the members' means. None for a single network.
-        members: the scores ``(N, k * K)`` of the k members of an ensemble, and the scores of the unperturbed
-            image ``(k * K,)``, all K of the first member first. None for a single network.
+            are the members' means; where masks depend on scores, the rows of all members follow each other. None for a
+            single network.
 
     Example::
 
@@ -73,13 +74,13 @@ class Explanation:
     reference_scores: torch.Tensor
     target: BoundTarget
     masks: BoundMasks
+    observed: Sequence[Observed]
     num_forwards: int
     noise: torch.Tensor | None = None
     per_prediction: int = 1
     estimator: Estimator | None = None
     stopped: str = ""
     disagreement: torch.Tensor | None = None
-    members: tuple[torch.Tensor, torch.Tensor] | None = None
     hidden_scores: torch.Tensor | None = None
 
     @cached_property
@@ -92,8 +93,9 @@ class Explanation:
         if self.estimator is None:
             return None
         with torch.no_grad(), stage("standard error"):
-            found = of_each_score(self.estimator.standard_error, self.masks, self.ids, *self._with_masks_of_their_own)
-            return None if found is None else found.unflatten(0, (-1, len(self.explained))).mean(dim=0)
+            errors = joined(of_each_search(self.observed, self.estimator.standard_error))
+        # Of an ensemble's members the mean.
+        return None if errors is None else errors.unflatten(0, (-1, len(self.explained))).mean(dim=0)
 
     @cached_property
     def fill_leaves(self) -> torch.Tensor | None:
@@ -106,9 +108,7 @@ class Explanation:
         """
         if self.hidden_scores is None:
             return None
-        changed = (self.scores - self.reference_scores).abs()
-        by_masks = torch.where(self.asked(), changed.cpu(), 0.0).amax(dim=0)
-        return share_left(self.target, self.reference_scores, self.hidden_scores, by_masks)
+        return share_left(self.target, self.reference_scores, self.hidden_scores, self.largest_changes)
 
     @property
     def fill_problem(self) -> str:
@@ -123,20 +123,24 @@ class Explanation:
         )
 
     @property
-    def _with_masks_of_their_own(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The scores, perturbed and unperturbed; of an ensemble's members if masks come in rounds."""
-        of_members = self.members if self.masks.in_rounds else None
-        return of_members or (self.scores, self.reference_scores)
+    def largest_changes(self) -> torch.Tensor:
+        """The largest change of each score by a mask that was asked for it, ``(K,)``."""
+        return self._largest(lambda observed, scores: scores - observed.reference_scores)
 
-    def asked(self) -> torch.Tensor:
-        """Which masks an explained score asks for itself, bool ``(N, K)``; of an ensemble, which any member asks for.
-        All, but for masks in rounds: there others may be of other scores.
-        """
-        count = len(self.reference_scores)
-        found = torch.zeros(len(self.ids), count, dtype=torch.bool)
-        for place, rows in enumerate(own_rows(self.masks, self.ids, *self._with_masks_of_their_own)):
-            found[rows, place % count] = True
-        return found
+    @property
+    def largest_scores(self) -> torch.Tensor:
+        """The largest absolute score of the image, and of its images by masks that were asked for it, ``(K,)``."""
+        return self._largest(lambda observed, scores: scores)
+
+    def _largest(self, values: Callable[[Observed, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """The largest absolute value of each score's rows, its unperturbed one among them, ``(K,)``."""
+        if not len(self.reference_scores):
+            return self.reference_scores
+        found = []
+        for observed in self.observed:
+            scores = torch.cat([observed.reference_scores[None], observed.scores])
+            found.append(values(observed, scores).abs().amax(dim=0))
+        return torch.cat(found).unflatten(0, (-1, len(self.reference_scores))).amax(dim=0)
 
     def maps_beside(self, standard_error_key: Any = None) -> dict[Any, torch.Tensor]:
         """The maps to save with the map: its disagreement as ``"disagreement"``, and its standard error, where it has
@@ -184,32 +188,19 @@ def warned(explanations: list[Explanation]) -> list[Explanation]:
     return explanations
 
 
-def of_members(explanation: Explanation, rounding: float) -> Explanation:
-    """The explanation of an ensemble, from one that has the maps and scores of its members one after another; the
-    explanation of a single network is returned as it is.
+def of_each_search(observed: Sequence[Observed], make: Callable[[Observed], Any]) -> list[Any]:
+    """What is made of each search. A single one keeps the fit that its map and its error share; several would fill the
+    memory.
     """
-    bound = explanation.target
-    if not isinstance(bound, BoundTarget) or bound.members == 1:
-        return explanation
-    maps, scores, references = (
-        values.unflatten(axis, (bound.members, -1))
-        for values, axis in ((explanation.saliency, 0), (explanation.scores, 1), (explanation.reference_scores, 0))
-    )
-    hidden = explanation.hidden_scores
-    mean = replace(
-        explanation,
-        saliency=maps.mean(dim=0),
-        disagreement=maps.std(dim=0),
-        scores=scores.mean(dim=1),
-        reference_scores=references.mean(dim=0),
-        hidden_scores=None if hidden is None else hidden.unflatten(0, (bound.members, -1)).mean(dim=0),
-        target=bound.bound_to_mean,
-        members=(explanation.scores, explanation.reference_scores),
-    )
-    if explanation.noise is None:
-        return mean
-    if mean.masks.in_rounds:  # each member has masks of its own, and noise of its own
-        return replace(mean, noise=explanation.noise.unflatten(0, (bound.members, -1)).mean(dim=0))
-    assert mean.estimator is not None
-    given = mean.masks, mean.ids, mean.scores, mean.reference_scores
-    return replace(mean, noise=mean.estimator.noise(*given, rounding=rounding))
+    made = []
+    for one in observed:
+        made.append(make(one))
+        if len(observed) > 1:
+            one.fit = None
+    return made
+
+
+def joined(of_searches: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """The noise, or the errors, of all searches, ``(K, ...)``; None where these are not known."""
+    known = [values for values in of_searches if values is not None]
+    return torch.cat(known) if known else None

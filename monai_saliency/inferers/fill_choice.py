@@ -17,12 +17,9 @@ from monai_saliency.inferers.explanation import FILL_LEAVES, share_left
 from monai_saliency.inferers.forward import evaluating
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.progress import following
-from monai_saliency.inferers.row_check import run_alone
+from monai_saliency.inferers.row_check import output_alone
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.rise import RISEMasks
-from monai_saliency.networks.ensemble import Ensemble
-from monai_saliency.networks.outputs import rows
-from monai_saliency.targets.base import MemberTarget
 from monai_saliency.utils.tensors import blend, plain
 
 __all__ = ["choose_fill"]
@@ -116,32 +113,25 @@ def _tried(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case) 
     """For each candidate and each of the K scores of a case ``(2, candidates, K)``: the share that is left with all
     hidden, and the share of this effect that two halves miss when they are hidden apart.
     """
-    target: Any = inferer.target
     auto: Any = inferer.fill
-    if isinstance(network, Ensemble):
-        target, network = MemberTarget(target, len(network)), network.members
     split = inferer.inputs.split(inputs)
     case = replace(case.with_image(split.images[0], 0, split.meta), labels=plain(case.labels))
-    forward, held = inferer.forward(network, (), {}, None), split.held_images[0]
+    forward = inferer.forward(network, (), {}, None)
 
-    def scored(image: torch.Tensor) -> Any:
-        def run(batch: torch.Tensor, words: str) -> Any:
-            return rows(forward.images(batch, split, [(0, len(batch))], case.name), 0, 1, len(batch))
-
-        return run_alone(network, torch.cat([image, held])[None], inferer.mask_batch_size, run)
+    def output(image: torch.Tensor) -> Any:
+        return output_alone(forward, split, 0, case.with_image(image, 0, split.meta), inferer.mask_batch_size)
 
     with torch.no_grad(), evaluating(network):
-        output = scored(case.image)
-        bound = target.bind(output, case)
-        before = bound(output)[0].clone()
+        unperturbed = output(case.image)
+        bound = inferer.target.bind(unperturbed, case)
+        before = bound(unperturbed)[0].clone()
         masks = RISEMasks(_HALVES, _CELLS).bind(case.image)
-        fills = [each.bind(case) if isinstance(each, CaseFill) else each for each in auto.candidates.values()]
-        scores = torch.stack(
-            [
-                torch.stack([bound(scored(image))[0].clone() for image in _halved(case.image, each, masks)])
-                for each in fills
-            ]
-        )
+        of_fills = []
+        for candidate in auto.candidates.values():
+            fill = candidate.bind(case) if isinstance(candidate, CaseFill) else candidate
+            halved = [bound(output(image))[0].clone() for image in _halved(case.image, fill, masks)]
+            of_fills.append(torch.stack(halved))
+        scores = torch.stack(of_fills)
     changes = (before - scores).double().cpu()
     hidden, halves = changes[:, :1], changes[:, 1::2] + changes[:, 2::2]
     left = share_left(bound, before, scores[:, 0], changes.abs().amax(dim=(0, 1)))

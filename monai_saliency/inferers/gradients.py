@@ -76,7 +76,7 @@ class _Run(OneCase):
 
     def explain(self) -> None:
         """Differentiate, and put the map and the scores into the case's state."""
-        image, fill = (each.detach().clone() for each in (self.state.case.image, self.state.fill))
+        image, fill = (each.detach().clone() for each in (self.state.case.image, self.state.images.fill))
         output = tree_map(_copied, self.run(image[None]))
         bound = self.state.bound_to(output)
         if bound.vouch is not None and torch.equal(self.method.images(image, fill, [len(self.method) - 1])[0], image):

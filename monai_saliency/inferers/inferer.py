@@ -1,11 +1,10 @@
-"""The loop that every explanation runs: make masks, perturb, run the network, read scores, make the map."""
+"""The settings of an explanation, and its way from images and a network to maps."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any
 
 import torch
@@ -19,45 +18,50 @@ from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.rise import MCRISEScoring, RISEScoring
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.simple import ConstantFill
-from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.batches import batch_size, rows_in_batch
+from monai_saliency.inferers.case_search import CaseSearch
+from monai_saliency.inferers.case_state import CaseState, bound_target
+from monai_saliency.inferers.ensemble_state import EnsembleState
 from monai_saliency.inferers.explanation import Explanation, warned
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
+from monai_saliency.inferers.kept_scores import KeptScores
+from monai_saliency.inferers.loop import Meet, Scorer, WholeImages, run_rounds
 from monai_saliency.inferers.patch_memory import PatchMemory
-from monai_saliency.inferers.patches import RememberedPatches, remember
+from monai_saliency.inferers.patches import remember
+from monai_saliency.inferers.perturbation import Perturbation
 from monai_saliency.inferers.progress import Progress, following
-from monai_saliency.inferers.rounds import WholeImages, batch_size, cut, of_part, rows_in_batch
-from monai_saliency.inferers.row_check import RowsDepend, say_once
+from monai_saliency.inferers.row_check import RowsDepend, output_alone, say_once
 from monai_saliency.inferers.sharing import note_origin
-from monai_saliency.masks.base import Masks
+from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.rise import MCRISEMasks
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.sharding import WHOLE, Part
 from monai_saliency.storage.label_maps import label_problem
-from monai_saliency.storage.score_store import CaseScores
-from monai_saliency.targets.base import MemberTarget, Target
+from monai_saliency.storage.score_store import StoredScores
+from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import callable_network, instance, written
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["Job", "Meet", "PerturbationInferer", "Sharing", "explaining"]
-
-#: gives cases the scores that other workers have; called at the end of each round
-Meet = Callable[[Sequence[CaseState]], None]
+__all__ = ["Job", "PerturbationInferer", "Sharing", "explaining"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one call explains: images, the network, and what is known of the images."""
+    """What one call explains: images, the network, and what is known of the images. ``targets`` are frozen already, one
+    for each image; None where they are bound to the network's own output.
+    """
 
     inputs: Any
     network: Callable[..., Any]
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     cases: Sequence[Case] | None = None
-    stored: Sequence[CaseScores] | None = None
+    stored: Sequence[StoredScores] | None = None
     part: Part | None = None
+    targets: Sequence[BoundTarget] | None = None
 
 
 class PerturbationInferer(Inferer):
@@ -174,7 +178,7 @@ class PerturbationInferer(Inferer):
         network: Callable[..., torch.Tensor],
         *args: Any,
         cases: Sequence[Case] | None = None,
-        stored: Sequence[CaseScores] | None = None,
+        stored: Sequence[StoredScores] | None = None,
         labels: Any = None,
         spacing: Sequence[Any] | None = None,
         names: Sequence[str] | None = None,
@@ -211,10 +215,10 @@ class PerturbationInferer(Inferer):
         network: Callable[..., torch.Tensor],
         *args: Any,
         cases: Sequence[Case] | None = None,
-        stored: Sequence[CaseScores] | None = None,
+        stored: Sequence[StoredScores] | None = None,
         part: Part | None = None,
         **kwargs: Any,
-    ) -> list[CaseState]:
+    ) -> list[Any]:
         """Score a batch of images, or a part of their masks. Maps can be made once all parts are in one place.
 
         Batches are the same whoever scores them, so that the scores are the same to the bit. The first batch, which
@@ -233,29 +237,45 @@ class PerturbationInferer(Inferer):
             kwargs: passed on to the inner inferer.
 
         Returns:
-            the cases with their scores.
+            the cases with their scores: a :class:`CaseState` each, of an ensemble an :class:`EnsembleState`.
         """
         callable_network(network)
-        if isinstance(network, Ensemble):
-            inferer = self.replace(target=MemberTarget(self.target, len(network)))
-            return inferer.score(inputs, network.members, *args, cases=cases, stored=stored, part=part, **kwargs)
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
         job = Job(inputs, network, args, kwargs, cases, stored, part)
+        return self._score_members(network, job) if isinstance(network, Ensemble) else self._score_one(job)
+
+    def _score_one(self, job: Job) -> list[CaseState]:
         return self.score_here(job) if self.sharing is None else self.sharing.score(self.replace(sharing=None), job)
+
+    def _score_members(self, ensemble: Ensemble, job: Job) -> list[EnsembleState]:
+        """Score by one member after another, for targets that are bound to the mean of their outputs."""
+        split = self.inputs.split(job.inputs)
+        cases = _known_cases(job.cases, split)
+        targets = []
+        with torch.no_grad(), evaluating(ensemble):
+            forward = self.forward(ensemble, job.args, job.kwargs, None)
+            for index, case in enumerate(cases):
+                output = output_alone(forward, split, index, case, self.mask_batch_size)
+                targets.append(bound_target(self.target, output, case))
+        members = []
+        for number, member in enumerate(ensemble.networks):
+            kept = job.stored and [stored.of_member(number) for stored in job.stored]
+            alone = [replace(case, prediction=None) for case in cases]
+            members.append(self._score_one(replace(job, network=member, cases=alone, stored=kept, targets=targets)))
+        return [EnsembleState(states) for states in zip(*members, strict=True)]
 
     def score_here(self, job: Job, meet: Meet | None = None, guard: Guard | None = None) -> list[CaseState]:
         """Score in this thread; what a :class:`Sharing` calls for its workers."""
-        forward, part = self.forward(job.network, job.args, job.kwargs, guard), job.part or WHOLE
         with torch.no_grad(), evaluating(job.network), following(self.progress) as progress:
             try:
-                return self._score(forward, *self.start(job.inputs, job.cases, job.stored), part, meet, progress)
+                return self._score(job, meet, guard, progress)
             except RowsDepend as error:
                 found = str(error)
             # Scores of batches must not be taken for scores of single images.
             say_once(job.network, "images go through the network one at a time, which takes longer", found)
-            alone = job.stored and [each.one_by_one() for each in job.stored]
-            return self._score(forward, *self.start(job.inputs, job.cases, alone), part, meet, progress, True)
+            alone = job.stored and [stored.one_by_one() for stored in job.stored]
+            return self._score(replace(job, stored=alone), meet, guard, progress, one_by_one=True)
 
     def forward(self, network: Any, args: Sequence[Any], kwargs: Any, guard: Guard | None) -> Forward:
         """The seam around the calls of a network."""
@@ -263,16 +283,11 @@ class PerturbationInferer(Inferer):
         return Forward(self.inferer, self.inputs, network, *given)
 
     def _score(
-        self,
-        forward: Forward,
-        states: list[CaseState],
-        split: SplitInputs,
-        part: Part,
-        meet: Meet | None,
-        progress: Progress,
-        one_by_one: bool = False,
+        self, job: Job, meet: Meet | None, guard: Guard | None, progress: Progress, one_by_one: bool = False
     ) -> list[CaseState]:
-        """Score round after round of masks, until no case has another."""
+        """Bind masks, fill and network to the cases, and run the loop."""
+        forward, part = self.forward(job.network, job.args, job.kwargs, guard), job.part or WHOLE
+        states, split = self.start(job.inputs, job.cases, job.stored, job.targets)
         for state in states:
             state.one_by_one = one_by_one
             dtypes = forward.autocast_dtype(state.case.image), state.case.image.dtype
@@ -282,51 +297,39 @@ class PerturbationInferer(Inferer):
             deciding = {**self.deciding, "estimator": self.estimator, "further inputs": further}
             note_origin(states, deciding, forward.network, with_images=meet is None)
         size = 1 if one_by_one else rows_in_batch(self.mask_batch_size, states)
-        scoring: RememberedPatches | WholeImages | None = None
+        scorer: Scorer | None = None
         if self.patch_memory and not one_by_one and _cuts_patches(self.inferer):
-            scoring = remember(forward, states, PatchMemory() if self.patch_memory is True else self.patch_memory)
-        scoring = scoring or WholeImages(forward, states, split, size)
-        for number in count():
-            spans = [state.rows_of_round(number) for state in states]
-            if all(start == stop for start, stop in spans):
-                progress.end(len(states))
-                return states
-            batches = of_part(list(cut(spans, size)), part)
-            progress.begin(scoring.plan(spans, batches), states, number)
-            scoring.score(batches, progress.advance)
-            for state in states:
-                state.end_round(look_for_others=meet is None and part.count > 1)
-            if meet is not None:
-                _meet_all(meet, states)
-            else:
-                part = WHOLE  # later rounds are done by whoever has all scores of the first
-            for state in states:
-                state.begin_round()
-        raise AssertionError  # the rounds end
+            scorer = remember(forward, states, PatchMemory() if self.patch_memory is True else self.patch_memory)
+        run_rounds(states, scorer or WholeImages(forward, states, split, size), size, part, meet, progress)
+        return states
 
     def start(
-        self, inputs: Any, cases: Sequence[Case] | None = None, stored: Sequence[CaseScores] | None = None
+        self,
+        inputs: Any,
+        cases: Sequence[Case] | None = None,
+        stored: Sequence[StoredScores] | None = None,
+        targets: Sequence[BoundTarget] | None = None,
     ) -> tuple[list[CaseState], SplitInputs]:
         """Bind masks and fill to a batch of images without running anything."""
         split = self.inputs.split(inputs)
         self.inputs.check_inferer(split, self.inferer)
         count = len(split.images)
-        _check_cases(cases, stored, count)
-        given = [Case.of(split.meta, index) for index in range(count)] if cases is None else cases
-        scores = [None] * count if stored is None else stored
-        each = zip(given, split.images, split.held_images, scores, strict=True)
+        _check_count("stored", stored, count)
         states = []
-        for i, (case, image, held, kept) in enumerate(each):
-            _check_label(case, split.meta[i] if isinstance(split.meta, MetaTensor) else image)
-            states.append(self._start(case.with_image(image, i, split.meta), held, kept, split.numbers_of(i)))
+        for index, case in enumerate(_known_cases(cases, split)):
+            masks, fill, fill_of = self._bound(case, split.numbers_of(index))
+            search = CaseSearch(case.name, masks)
+            images = Perturbation(case.image, split.held_images[index], fill, fill_of, search)
+            target = self.target if targets is None else targets[index]
+            kept = KeptScores(None if stored is None else stored[index], search)
+            states.append(CaseState(case, images, target, self.estimator, kept))
         return states, split
 
-    def _start(
-        self, case: Case, held: torch.Tensor, stored: CaseScores | None, numbers: Mapping[str, Number]
-    ) -> CaseState:
-        case = replace(case, labels=plain(case.labels))
+    def _bound(self, case: Case, numbers: Mapping[str, Number]) -> tuple[BoundMasks, torch.Tensor, Any]:
+        """The masks of a case, its fill ``(C, *spatial)``, and what makes the fill of each mask, or None."""
         try:
             masks = self.masks.bind_with_numbers(numbers, case.image, case.labels, case.spacing)
+            self.estimator.check(masks)
             bound = self.fill.bind(case) if isinstance(self.fill, CaseFill) else self.fill
             fill = bound(case.image[None])
         except ValueError as error:
@@ -334,8 +337,21 @@ class PerturbationInferer(Inferer):
         if not isinstance(fill, torch.Tensor) or fill[:1].shape != (1, *case.image.shape):
             gave = f"shape {tuple(fill.shape[1:])}" if isinstance(fill, torch.Tensor) else f"a {type(fill).__name__}"
             raise CaseError(case.name, f"`fill` gave {gave} for an image of {tuple(case.image.shape)}")
-        given = fill[0].to(case.image), held, self.target, self.estimator, stored
-        return CaseState(case, masks, *given, fill_of=getattr(bound, "of", None))
+        return masks, fill[0].to(case.image), getattr(bound, "of", None)
+
+
+def _known_cases(cases: Sequence[Case] | None, split: SplitInputs) -> list[Case]:
+    """The cases of a batch with their images and plain label maps; by default those of the images' meta data."""
+    count = len(split.images)
+    _check_count("cases", cases, count)
+    given = [Case.of(split.meta, index) for index in range(count)] if cases is None else cases
+    known = []
+    for index, case in enumerate(given):
+        instance("cases", case, Case, "a list of cases such as Case('patient_7', labels=organs)")
+        image = split.images[index]
+        _check_label(case, split.meta[index] if isinstance(split.meta, MetaTensor) else image)
+        known.append(replace(case.with_image(image, index, split.meta), labels=plain(case.labels)))
+    return known
 
 
 def _check_label(case: Case, image: torch.Tensor) -> None:
@@ -355,17 +371,6 @@ def explaining(inferer: Any) -> PerturbationInferer:
     """Check that an argument is an inferer that explains."""
     words = "an inferer made by a method, such as sliding_window(target=...)"
     return instance("inferer", inferer, PerturbationInferer, words)
-
-
-def _meet_all(meet: Meet, states: Sequence[CaseState]) -> None:
-    """Meet the other workers, again if some have to begin anew since images go through one at a time."""
-    while True:
-        try:
-            meet(states)
-            return
-        except RowsDepend:
-            if not states[0].one_by_one:
-                raise
 
 
 def _cuts_patches(inferer: Any) -> bool:
@@ -421,10 +426,7 @@ def _check_pair(masks: Any, estimator: Any) -> None:
         )
 
 
-def _check_cases(cases: Any, stored: Any, count: int) -> None:
-    """Refuse `cases` and `stored` that do not say something of each image."""
-    for name, given in (("cases", cases), ("stored", stored)):
-        if given is not None and (not isinstance(given, (list, tuple)) or len(given) != count):
-            raise ValueError(f"`{name}` must be a list with one entry for each of {count} images, got {given!r}")
-    for case in cases or ():
-        instance("cases", case, Case, "a list of cases such as Case('patient_7', labels=organs)")
+def _check_count(name: str, given: Any, count: int) -> None:
+    """Refuse what does not have an entry for each image."""
+    if given is not None and (not isinstance(given, (list, tuple)) or len(given) != count):
+        raise ValueError(f"`{name}` must be a list with one entry for each of {count} images, got {given!r}")

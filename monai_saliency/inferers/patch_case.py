@@ -50,13 +50,13 @@ class PatchCase:
         self.weight_sum = weight_sum[self.box].clone()
         # A copy, since the target may hold on to what it was bound to.
         self.volume = None if self.target.additive else volume.clone()
-        self.reference_scores = state.state.reference_scores
+        self.reference_scores = state.search.reference_scores
         self._contributions: dict[tuple, torch.Tensor] = {}
 
     def begin(self, start: int, stop: int, first_slot: int) -> np.ndarray:
         """Find the patches that the masks of rows [start, stop) change, and give slots to their contents."""
         # Rows (i, patch, j): the i-th mask changes the patch, and the j-th is the first that changes it the same way.
-        touches = find_touches(self.state.masks, self.grid, self.trims, self.state.masks_of(start, stop))
+        touches = find_touches(self.state.masks, self.grid, self.trims, self.state.images.ids(start, stop))
         new = touches[touches[:, 0] == touches[:, 2], :2]
         # Both ascend by mask, then by patch.
         count = [len(self.grid.boxes), 1]

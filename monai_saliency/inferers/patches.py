@@ -24,12 +24,13 @@ import torch.nn.functional as F
 from monai.data.utils import compute_importance_map
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
 
-from monai_saliency.inferers.case_state import HIDDEN, CaseState, sampled
+from monai_saliency.inferers.batches import Plan, Rows
+from monai_saliency.inferers.case_state import CaseState, sampled
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.nnunet import NNUNetInferer
 from monai_saliency.inferers.patch_case import PatchCase, cancels
 from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
-from monai_saliency.inferers.rounds import Plan, Rows
+from monai_saliency.inferers.perturbation import HIDDEN
 from monai_saliency.inferers.row_check import RowCheck, RowsDepend, run_alone, say_once
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.networks.inputs import TensorInput
@@ -49,7 +50,7 @@ def remember(forward: Forward, states: Sequence[CaseState], limits: PatchMemory)
     """Begin to explain by remembered patches: run the unperturbed images and bind their targets."""
     try:
         for state in states:
-            if state.fill_of is not None:
+            if state.images.fill_of is not None:
                 raise _NotExact("the fill depends on the whole mask (InpaintFill does)")
             if reason := next(_problems(forward, state.masks, state.case.image), None):
                 raise _NotExact(reason)
@@ -141,7 +142,7 @@ class RememberedPatches:
             for swap in self.cases[case].swaps(row)
         ]
         self.uses = np.bincount([slot for swap in swaps for slot in swap[1:]], minlength=len(self.slots))
-        if any(state.masks.in_rounds for state in self.states):  # later rounds need unperturbed patches again
+        if any(state.masks.adaptive for state in self.states):  # later rounds need unperturbed patches again
             self.uses[: self.num_unperturbed] += 1
         for slot in self.memory:
             if not self.uses[slot]:
@@ -243,7 +244,7 @@ class RememberedPatches:
         """Score a case with everything hidden, by the patches that the target reads: by one where all are alike."""
         state = self.states[index]
         # One number for all voxels of a channel, which is expanded: its values are not read, nor waited for.
-        steps = zip(state.fill.shape[1:], state.fill.stride()[1:], strict=True)
+        steps = zip(state.images.fill.shape[1:], state.images.fill.stride()[1:], strict=True)
         alike = not any(stride for size, stride in steps if size > 1)
         run, sums = patches[:1] if alike else patches, torch.zeros_like(volume[0])
         parts = [run[first : first + self.batch_size] for first in range(0, len(run), self.batch_size)]
@@ -325,7 +326,7 @@ class RememberedPatches:
         """Write patches ``(n, C, *roi_size)``."""
         parts = out[everywhere(everywhere(self.grid.crop))]
         for part, (case, row, patch) in zip(parts.split(1), entries, strict=True):
-            self.states[case].perturb(row, row + 1, part, self.grid.boxes[patch])
+            self.states[case].images.write(row, row + 1, part, self.grid.boxes[patch])
         if any(self.grid.pad):
             out[:] = F.pad(parts, self.grid.pad, **self.padding)
 

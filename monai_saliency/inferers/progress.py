@@ -13,8 +13,8 @@ from typing import Any
 
 from monai.utils import OptionalImportError
 
+from monai_saliency.inferers.batches import Plan
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.rounds import Plan
 from monai_saliency.utils.arguments import require
 
 __all__ = ["Progress", "following"]
@@ -50,7 +50,7 @@ class Progress:
     def begin(self, plan: Plan, states: Sequence[CaseState], number: int) -> None:
         """Begin a round of some cases; before the first one, what the cohort costs is reported."""
         names, left = ", ".join(state.case.name for state in states), plan.total - plan.done
-        further = sum(state.masks.at_most + 1 - state.num_rows for state in states if state.masks.in_rounds)
+        further = sum(state.masks.at_most + 1 - state.num_rows for state in states if state.masks.adaptive)
         self._words = names if self.cases is None else f"{self.place}, {names}"
         if number > 0 or self._expected:
             return

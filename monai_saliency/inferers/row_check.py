@@ -12,15 +12,17 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState, sampled
 from monai_saliency.inferers.forward import Cancelled, Forward, known_of
-from monai_saliency.networks.outputs import check_rows, read
+from monai_saliency.networks.inputs import SplitInputs
+from monai_saliency.networks.outputs import check_rows, read, rows
 from monai_saliency.targets.base import BoundTarget, label_name
 from monai_saliency.utils.monai_private import holds_compiled
 from monai_saliency.utils.precision import rounding_of
 
-__all__ = ["RowCheck", "RowsDepend", "Seen", "run_alone", "say_once"]
+__all__ = ["RowCheck", "RowsDepend", "Seen", "output_alone", "run_alone", "say_once"]
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +119,7 @@ class RowCheck:
     def refuse_changed(self, index: int, words: str) -> NoReturn:
         """Raise the error of a network that has changed while cases were explained, nobody knows when."""
         for state in self.states:
-            if state.stored is not None:
-                state.stored.discard()
+            state.kept.discard()
         self._refuse(index, words, False)
 
     def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -173,6 +174,18 @@ def run_alone(network: Any, image: torch.Tensor, size: int, run: Callable[[torch
             if size == 1:
                 raise
     return run(image.expand(size, *image.shape[1:]).contiguous(), f"in a batch of {size} copies of it")
+
+
+def output_alone(forward: Forward, split: SplitInputs, index: int, case: Case, size: int) -> Any:
+    """The output ``(1, ...)`` for the image of a case, the ``index``-th of its batch, when run alone; where
+    the network takes no batch of one, in a batch of ``size`` copies.
+    """
+    image = torch.cat([case.image, split.held_images[index]])[None]
+
+    def run(images: torch.Tensor, words: str) -> Any:
+        return rows(forward.images(images, split, [(index, len(images))], case.name), 0, 1, len(images))
+
+    return run_alone(forward.network, image, size, run)
 
 
 def say_once(network: Any, what: str, why: str) -> None:

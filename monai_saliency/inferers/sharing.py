@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.ensemble_state import EnsembleState
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.row_check import RowsDepend
 from monai_saliency.networks.runtime import runtime_settings
@@ -32,7 +33,8 @@ def note_origin(states: Sequence[CaseState], deciding: Mapping[str, Any], networ
     for state in states:
         case = state.case
         labels = None if case.labels is None else plain(case.labels).cpu()
-        image = [plain(case.image).cpu(), plain(state.held).cpu(), labels, case.spacing] if with_images else None
+        held = plain(state.images.held).cpu()
+        image = [plain(case.image).cpu(), held, labels, case.spacing] if with_images else None
         state.made_by = {**shared, "the image, label map, voxel sizes or held inputs": _hash(image)}
 
 
@@ -59,14 +61,18 @@ class WorkerScores:
     @staticmethod
     def of(state: CaseState) -> WorkerScores:
         """The scores of this worker."""
-        scores = state.state
-        # Copies: this worker goes on while others read.
-        seen, found, reference = (
-            value.detach().cpu().clone() for value in (scores.seen, scores.scores, scores.reference_scores)
+        search = state.search
+        return WorkerScores(
+            name=state.case.name,
+            # Copies: this worker goes on while others read.
+            seen=search.seen.clone(),
+            scores=search.scores.detach().cpu().clone(),
+            reference_scores=search.reference_scores.detach().cpu().clone(),
+            num_forwards=state.forwards_here,
+            one_by_one=state.one_by_one,
+            rounding=state.rounding,
+            made_by={**state.made_by, "masks": repr(state.masks.key)},
         )
-        key = {**state.made_by, "masks": repr(state.masks.key)}
-        how = state.forwards_here, state.one_by_one, state.rounding, key
-        return WorkerScores(state.case.name, seen, found, reference, *how)
 
     def differences(self, other: WorkerScores) -> list[str]:
         """The differences to another worker, in words; empty if the scores belong together."""
@@ -94,12 +100,12 @@ def take_scores(states: Sequence[CaseState], workers: Sequence[Sequence[WorkerSc
                     f"and in batches for others (worker 0 and worker {number} differ)",
                 )
     for index, state in enumerate(states):
-        each = [scores[index] for scores in workers]
-        state.state.reference_scores = each[0].reference_scores.to(state.state.reference_scores)
-        for worker in each:
+        of_case, search = [scores[index] for scores in workers], state.search
+        search.reference_scores = of_case[0].reference_scores.to(search.reference_scores)
+        for worker in of_case:
             rows = worker.seen.nonzero().flatten().tolist()
-            state.state.update(rows, worker.scores[rows])
-        state.forwards_elsewhere = sum(worker.num_forwards for place, worker in enumerate(each) if place != me)
+            search.update(rows, worker.scores[rows])
+        state.forwards_elsewhere = sum(worker.num_forwards for place, worker in enumerate(of_case) if place != me)
 
 
 @torch.no_grad()
@@ -124,19 +130,24 @@ def merged(parts: Iterable[Sequence[CaseState]]) -> list[Explanation]:
         >>> bool((merged(parts)[0].saliency == explain(images, network)[0]).all())
         True
     """
-    explanations = []
-    for states in zip(*parts, strict=True):
-        workers = [WorkerScores.of(state) for state in states]
-        for other in workers:
-            if other.name != workers[0].name:
-                raise ValueError(f"only parts of one case merge: case {workers[0].name} met case {other.name}")
-            if found := workers[0].differences(other):
-                raise ValueError(
-                    f"case {other.name}: its parts differ in {' and '.join(found)}, so their scores do not belong "
-                    "together: score all parts of the same image with the same settings and the same weights"
-                )
-        whole = states[0]
-        take_scores([whole], [[worker] for worker in workers], 0)
-        whole.forwards_elsewhere = sum(state.num_forwards for state in states) - whole.forwards_here
-        explanations.append(whole.explanation())
-    return explanations
+    return [_whole(states).explanation() for states in zip(*parts, strict=True)]
+
+
+def _whole(states: Sequence[Any]) -> CaseState | EnsembleState:
+    """The first part of a case, with the scores of all."""
+    if isinstance(states[0], EnsembleState):
+        of_members = zip(*(state.members for state in states), strict=True)
+        return EnsembleState([cast(CaseState, _whole(parts)) for parts in of_members])
+    workers = [WorkerScores.of(state) for state in states]
+    for other in workers:
+        if other.name != workers[0].name:
+            raise ValueError(f"only parts of one case merge: case {workers[0].name} met case {other.name}")
+        if found := workers[0].differences(other):
+            raise ValueError(
+                f"case {other.name}: its parts differ in {' and '.join(found)}, so their scores do not belong "
+                "together: score all parts of the same image with the same settings and the same weights"
+            )
+    whole: CaseState = states[0]
+    take_scores([whole], [[worker] for worker in workers], 0)
+    whole.forwards_elsewhere = sum(state.num_forwards for state in states) - whole.forwards_here
+    return whole

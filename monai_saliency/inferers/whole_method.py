@@ -15,7 +15,7 @@ from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.inferer import Job, Meet, PerturbationInferer
 from monai_saliency.inferers.row_check import RowCheck
-from monai_saliency.masks.base import BoundMasks, Id, Masks
+from monai_saliency.masks.base import BoundMasks, Id, Masks, Observed
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.targets.base import Target
 
@@ -66,7 +66,7 @@ class WholeMethodInferer(PerturbationInferer):
             )
         forward = self.forward(job.network, job.args, job.kwargs, guard)
         with torch.no_grad(), evaluating(job.network):
-            states, split = self.start(job.inputs, job.cases)
+            states, split = self.start(job.inputs, job.cases, targets=job.targets)
             for index in range(len(states)):
                 self.explain_case(forward, states, split, index)
         return states
@@ -86,7 +86,8 @@ class OneCase:
 
     def run(self, batch: torch.Tensor, forward: Forward | None = None) -> Any:
         """The part of the network's output of images ``(n, C, *spatial)`` that is explained."""
-        held = self.state.held[None].expand(len(batch), *self.state.held.shape)
+        held = self.state.images.held
+        held = held[None].expand(len(batch), *held.shape)
         counts = [(self.index, len(batch))]
         return (forward or self.forward).images(torch.cat([batch, held], dim=1), self.split, counts, self.name)
 
@@ -96,9 +97,10 @@ class OneCase:
             raise CaseError(self.name, "the method made a map with NaN or infinite values")
         masks: Any = self.state.masks
         masks.hold(maps, len(scores))
+        self.state.search.restart()
         self.state.bind(output)
-        self.state.add(1, len(scores) + 1, scores.to(self.state.state.scores))
-        self.state.begin_round()
+        self.state.add(1, len(scores) + 1, scores.to(self.state.search.scores))
+        self.state.search.next_round()
 
 
 class _MethodMasks(Masks):
@@ -143,10 +145,8 @@ class _MethodMap(Estimator):
     def __init__(self, words: Meaning) -> None:
         self.words = words
 
-    def compute(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
-        held: Any = masks
+    def compute(self, observed: Observed) -> torch.Tensor:
+        held: Any = observed.masks
         return held.maps.clone()
 
     def meaning(self, masks: BoundMasks) -> Meaning:

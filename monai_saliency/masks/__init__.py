@@ -4,7 +4,7 @@ A mask is 1 where the image is kept and 0 where the fill replaces it. :class:`Ma
 :meth:`Masks.bind` fits them to one image and returns :class:`BoundMasks`, which renders the masks a few at a time.
 """
 
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.base import BoundMasks, Masks, Observed
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
@@ -27,6 +27,7 @@ __all__ = [
     "HierarchicalMasks",
     "IndependentChannelMasks",
     "Masks",
+    "Observed",
     "OrderMasks",
     "OrganSupervoxels",
     "GridMasks",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,18 +19,11 @@ from torch import Tensor
 
 from monai_saliency.cases import Number
 from monai_saliency.masks.smooth import averaged, grown
-from monai_saliency.utils.arguments import (
-    check_option,
-    per_axis,
-    positive_numbers,
-    voxels_of_mm,
-    whole_numbers,
-    written,
-)
+from monai_saliency.utils.arguments import written
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import Box, blend, everywhere
 
-__all__ = ["BoundMasks", "Id", "Ids", "MakesRegions", "Masks", "Spacing"]
+__all__ = ["BoundMasks", "Id", "Ids", "MakesRegions", "Masks", "Observed", "Search", "Spacing"]
 
 #: the name of a mask, opaque to all but its family: a number in families of one round, a tuple of integers in rounds
 Id: TypeAlias = Any
@@ -39,6 +32,9 @@ Ids: TypeAlias = Sequence[Id]
 Spacing: TypeAlias = Sequence[float] | None
 #: makes a label map ``(1, *spatial)`` of an image ``(C, *spatial)`` and its voxel sizes, such as Supervoxels(200)
 MakesRegions: TypeAlias = Callable[[Tensor, Spacing], Tensor]
+
+#: yields ids of masks, is sent their scores ``(n, K)``, and returns what it has observed
+Search: TypeAlias = "Generator[Ids, Tensor, Observed]"
 
 # Voxels of masks that are held at a time; one mask at least.
 _MOST_VOXELS = 2**23
@@ -99,9 +95,72 @@ class Regions:
     index: Tensor
 
 
+@dataclass(eq=False)
+class Observed:
+    """The masks that a search has asked for, with their scores: all that a map is made of.
+
+    Attributes:
+        masks: the masks of the case.
+        reference_scores: ``(K,)``, the scores of the unperturbed image. K is 1 where masks depend on scores.
+        ids: the n masks, in the order in which they were asked for.
+        scores: ``(n, K)``, one row a mask.
+        words: why no further masks were asked for; empty for masks that do not depend on scores.
+        finding: what the search itself has found, such as a region; else None.
+        fit: what the map of an estimator shares with its error, such as a regression; else None.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> bound = ms.masks.SlidingWindowMasks(window_size=1).bind(torch.zeros(1, 1, 3))
+        >>> observed = Observed(bound, torch.tensor([6.0]), range(3), torch.tensor([[5.0], [4.0], [3.0]]))
+        >>> ms.estimators.OcclusionScoring().compute(observed)
+        tensor([[[1., 2., 3.]]])
+    """
+
+    masks: BoundMasks
+    reference_scores: Tensor
+    ids: Ids = ()
+    scores: Tensor = None  # type: ignore[assignment]  # none yet
+    words: str = ""
+    finding: Any = None
+    fit: Any = None
+
+    def __post_init__(self) -> None:
+        if self.scores is None:
+            self.scores = self.reference_scores.new_zeros(0, len(self.reference_scores))
+        if self.scores.shape != (len(self.ids), len(self.reference_scores)):
+            raise ValueError(
+                f"`scores` must have shape {(len(self.ids), len(self.reference_scores))} (masks, explained values), "
+                f"got {tuple(self.scores.shape)}"
+            )
+
+    @property
+    def by_id(self) -> dict[Id, float]:
+        """The score of each mask, where one score is explained."""
+        return dict(zip(self.ids, self.scores[:, 0].double().tolist(), strict=True))
+
+    def ask(self, ids: Ids) -> Generator[Ids, Tensor, None]:
+        """A step of a search: ask for masks, and keep their scores. Those that were asked for before are left out."""
+        known = set(self.ids)
+        unknown = [mask for mask in dict.fromkeys(ids) if mask not in known]
+        new = ids if len(unknown) == len(ids) else unknown
+        if len(new):
+            scores = yield new
+            self.scores = torch.cat([self.scores, scores])
+            self.ids = [*self.ids, *new] if known else new
+            self.fit = None
+
+    def ended(self, words: str) -> Observed:
+        """The same, with the reason why the search has ended."""
+        self.words = words
+        return self
+
+
 class BoundMasks(ABC):
     """The masks of one image. A family of one round implements ``__len__``, its number of masks, and has the ids
-    0, 1, 2, ...; a family in rounds implements :meth:`first_round`, :meth:`next_round` and :attr:`at_most`.
+    0, 1, 2, ...; a family whose later masks
+    depend on scores implements :meth:`first_round`, :meth:`search` and :attr:`at_most`.
 
     Attributes:
         spatial_shape: the image's spatial shape.
@@ -113,6 +172,9 @@ class BoundMasks(ABC):
         layer: what has its own mask where not all channels have one: ``"channel"`` or ``"fill"``, a word for tables.
         smooth: the width in voxels over which an edge rises, one per spatial axis; empty for the masks as rendered.
         numbers: the numbers of the case that masks hide like regions, by name; none where the image alone is hidden.
+        words: what a user should know of these masks, for the explanation's ``stopped``; mostly empty.
+        stop: asks for the masks of one round little by little, until the map is good enough
+            (:class:`~monai_saliency.masks.UntilMasks`); None where all are asked for.
     """
 
     key: tuple
@@ -120,6 +182,8 @@ class BoundMasks(ABC):
     layer: str = "channel"
     smooth: tuple[float, ...] = ()
     numbers: Mapping[str, Number] = {}
+    words: str = ""
+    stop: Any = None
 
     def __init__(self, image: Tensor) -> None:
         self.spatial_shape = tuple(image.shape[1:])
@@ -133,7 +197,7 @@ class BoundMasks(ABC):
 
     def __len__(self) -> int:
         """The number of masks of a family of one round."""
-        raise TypeError(f"{type(self).__name__} come in rounds: their number depends on the scores")
+        raise TypeError(f"the number of {type(self).__name__} depends on the scores")
 
     @property
     def at_most(self) -> int:
@@ -141,37 +205,30 @@ class BoundMasks(ABC):
         return len(self)
 
     def first_round(self) -> Ids:
-        """The ids of the first masks to score: by default all masks of the family, which has one round."""
-        return range(len(self))
+        """The ids of the first masks to score, whatever the scores: by default all masks of the family."""
+        return range(len(self) if self.stop is None else self.stop.first)
 
-    def next_round(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | None:
-        """The masks to score next. Override this for masks that depend on earlier scores, such as windows that are
-        refined where the score fell. It must be a pure function of its arguments, so that every worker and every
-        resumed run asks for the same masks.
+    def search(self, reference_scores: Tensor) -> Search:
+        """Ask for masks, round after round, as the scores of the earlier ones decide. Override this for masks that
+        depend on scores, such as windows that are refined where the score fell. The first round is
+        :meth:`first_round`. What is asked for must follow from the scores alone, so that every worker and every
+        resumed run asks for the same masks (law 2).
 
         Args:
-            ids: the masks of all earlier rounds of one explained score, in the order of request.
-            scores: ``(len(ids), 1)``, of these.
-            reference_scores: ``(1,)``, of the unperturbed image.
+            reference_scores: ``(K,)``, of the unperturbed image. Where this is overridden each explained score has a
+                search of its own, and K is 1.
+
+        Yields:
+            ids of masks, at least one. Their scores ``(n, K)`` are sent back.
 
         Returns:
-            new ids, at least one; None (the default) when the method is finished.
+            what the search has observed, and why it ended.
         """
-        return None
-
-    def replayed(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> tuple[list[int], Ids]:
-        """The rounds that one score requests by itself, whatever else is explained: of n masks, scored for it or
-        for others, the rows of its own in its own order; and the ids that it wants next, none where its rounds ended.
-        """
-        rows, wanted, own = {each: row for row, each in enumerate(ids)}, self.first_round(), list[int]()
-        while wanted and all(each in rows for each in wanted):
-            own += [rows[each] for each in wanted]
-            wanted = self.next_round([ids[row] for row in own], scores[own], reference_scores) or ()
-        return own, wanted
-
-    def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
-        """Why no round follows, in words; empty, the default, for masks of one round."""
-        return ""
+        if self.stop is not None:
+            return (yield from self.stop.search(self, reference_scores))
+        observed = Observed(self, reference_scores)
+        yield from observed.ask(self.first_round())
+        return observed.ended(self.words)
 
     @property
     def drawn(self) -> bool:
@@ -179,9 +236,9 @@ class BoundMasks(ABC):
         return getattr(self, "num_masks", None) is not None
 
     @property
-    def in_rounds(self) -> bool:
-        """Whether later masks depend on earlier scores."""
-        return type(self).next_round is not BoundMasks.next_round
+    def adaptive(self) -> bool:
+        """Whether later masks depend on the scores of earlier ones."""
+        return self.stop is not None or type(self).search is not BoundMasks.search
 
     @abstractmethod
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
@@ -243,7 +300,7 @@ class BoundMasks(ABC):
         Raises:
             IndexError: for masks of one round, when an id is out of range.
         """
-        if len(ids) and not self.in_rounds:
+        if len(ids) and not self.adaptive:
             for number in {min(ids), max(ids)}:
                 if not 0 <= number < len(self):
                     raise IndexError(f"mask ids must be in [0, {len(self)}), got {number}")
@@ -310,35 +367,6 @@ class BoundMasks(ABC):
         """Zeros to add weighted masks to."""
         shape = (weights.shape[1], self.channels or 1, *self.spatial_shape)
         return torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)
-
-
-def check_unit(unit: str, name: str, size: Any) -> str:
-    """Check a unit, and that a size whose default is in voxels is given in mm."""
-    if check_option("unit", unit, ("voxel", "mm")) == "mm" and size is None:
-        raise ValueError(f"`unit` 'mm' needs a `{name}`: the default is in voxels")
-    return unit
-
-
-def check_sizes(unit: str, **sizes: Any) -> None:
-    """Check sizes in voxels, which are whole numbers, or mm; None is the default."""
-    for name, value in sizes.items():
-        if value is not None and unit == "mm":
-            positive_numbers(name, value)
-        elif value is not None:
-            whole_numbers(name, value, 1)
-
-
-def in_voxels(name: str, sizes: Any, unit: str, spatial_shape: Sequence[int], spacing: Spacing) -> tuple[int, ...]:
-    """Sizes along each axis, in voxels."""
-    found = per_axis(name, sizes, spatial_shape)
-    return voxels_of_mm(found, spacing) if unit == "mm" else found
-
-
-def overlap(one: Box, other: Box) -> Box:
-    """The intersection of two boxes; empty if they do not meet."""
-    starts = [max(a.start, b.start) for a, b in zip(one, other, strict=True)]
-    stops = [min(a.stop, b.stop) for a, b in zip(one, other, strict=True)]
-    return tuple(slice(start, max(start, stop)) for start, stop in zip(starts, stops, strict=True))
 
 
 def random_rows(seed: int, numbers: Sequence[Any], width: int) -> np.ndarray:

@@ -88,7 +88,7 @@ class _BoundMasksOfChannels(BoundMasks):
 
     def __init__(self, base: BoundMasks, image: Tensor) -> None:
         super().__init__(image)
-        if base.channels is not None or base.in_rounds:
+        if base.channels is not None or base.adaptive:
             raise ValueError(
                 f"{base.key[0]} cannot be made channel by channel: they depend on earlier scores, or have masks for "
                 "each channel or fill already: leave out `per_channel`"

@@ -129,7 +129,6 @@ class BoundCoalitionMasks(BoundRegionMasks):
     players: list[Any]
     meetings: list[Meeting] | None = None
     pairs: np.ndarray | None = None
-    estimates_unasked = False
 
     def __init__(self, masks: CoalitionMasks, image: Tensor, regions: Regions, numbers: Mapping[str, Number]) -> None:
         super().__init__(masks, image, regions)
@@ -157,8 +156,12 @@ class BoundCoalitionMasks(BoundRegionMasks):
                 "RegionScore, more players are exact"
             )
         else:
-            self.estimates_unasked, count = count is None, count or 10 * players + 1
-            self._draw(masks.seed, players, count)
+            self._draw(masks.seed, players, count or 10 * players + 1)
+            if count is None:
+                self.words = (
+                    f"the values of {players} players were estimated from {len(self.coalitions) - 1} random "
+                    "coalitions: too many players meet in one place to score all"
+                )
         digest = hashlib.sha256(np.packbits(self.coalitions).tobytes()).hexdigest()
         self.key = (*self.numbers.items(), *self.key)
         self.key = ("CoalitionMasks", tuple(self.players), digest, self.meetings is not None, *self.key)
@@ -173,14 +176,6 @@ class BoundCoalitionMasks(BoundRegionMasks):
         both = np.stack([first, ~first], axis=1).reshape(-1, players)
         self.coalitions = np.concatenate([np.zeros((1, players), dtype=bool), both])
         self.pairs = np.arange(1, len(both) + 1).reshape(-1, 2)
-
-    def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
-        if self.pairs is None or not self.estimates_unasked:
-            return ""
-        return (
-            f"the values of {len(self.players)} players were estimated from {self.pairs.size} random coalitions: too "
-            "many players meet in one place to score all"
-        )
 
     def __len__(self) -> int:
         return len(self.coalitions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from scipy import ndimage
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d, adaptive_max_pool3d, avg_pool2d, avg_pool3d, max_pool2d, max_pool3d
 
-from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Spacing, random_rows
+from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Observed, Search, Spacing, random_rows
 from monai_saliency.masks.sliding_window import PatchWindowMasks
 from monai_saliency.masks.until import ended, wanted_agreement
 from monai_saliency.utils.arguments import instance, number, whole_number
@@ -79,9 +79,10 @@ class FocusedMasks(Masks):
         >>> import torch
         >>> import monai_saliency as ms
         >>> bound = ms.masks.FocusedMasks(ms.estimators.RegressionScoring(), num_masks=40).bind(torch.zeros(1, 32, 32))
-        >>> ids = bound.first_round()  # 20 random masks, and all hidden
+        >>> search = bound.search(torch.ones(1))
+        >>> ids = next(search)  # 20 random masks, and all hidden
         >>> scores = bound.render(ids)[:, :, 20:24, 8:12].mean((2, 3))  # of a network that looks there
-        >>> later = bound.next_round(ids, scores, torch.ones(1))  # whether hiding the place hides the evidence
+        >>> later = search.send(scores)  # does hiding the place hide the evidence?
         >>> float(bound.render(later)[0, 0, 22, 10])
         0.0
     """
@@ -119,6 +120,7 @@ class BoundFocusedMasks(BoundMasks):
         self.regression, self.num_masks, self.p1, self.seed = masks.regression, masks.num_masks, masks.p1, masks.seed
         self.until, self.budget = masks.until, masks.budget if masks.until else masks.num_masks
         self.on_patches = masks.inferer is not None
+        self._softened: dict[tuple[int, torch.device], Tensor] = {}
         self._lattice = [min(2 * _FINE, n) for n in self.spatial_shape]
         starts = [np.arange(points) * n // points for points, n in zip(self._lattice, self.spatial_shape, strict=True)]
         if masks.inferer is not None:
@@ -149,61 +151,85 @@ class BoundFocusedMasks(BoundMasks):
             return [(hidden | 1 << cell, 0, _ALONE) for cell in cells if not hidden >> cell & 1]
         return [(hidden, 0, number) for number in range(count)]
 
-    def next_round(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | None:
-        scored, own = dict(zip(ids, scores[:, 0].double().tolist(), strict=True)), list[Id]()
-        for wanted in self._rounds(scored, float(reference_scores), own):
-            if missing := [each for each in dict.fromkeys(wanted) if each not in scored]:
-                return missing
-            own += wanted
-        return None
+    def search(self, reference_scores: Tensor) -> Search:
+        observed, image = Observed(self, reference_scores), float(reference_scores)
+        hidden, before, look = 0, image, self._look(0, self.num_masks // 2)
+        left = self.num_masks - self.num_masks // 2
+        yield from observed.ask(self.first_round())
+        fill = observed.by_id[self._all, 0, _ALONE]
+        places: list[int] = []
+        while standing_out := self._standing_out(observed, hidden, before, look):
+            region, *parts = standing_out
+            together = _union([hidden, *parts])
+            apart = [(hidden | part, 0, _ALONE) for part in parts] if len(parts) > 1 else []
+            yield from observed.ask([(together, 0, _ALONE), *apart])
+            scores = observed.by_id
+            without = scores[together, 0, _ALONE]
+            is_left = without - fill > _LEFT * (image - fill) > 0
+            drops = [before - scores[mask] for mask in apart]
+            adds_up = not apart or sum(drops) > (1 - _LEFT) * (before - without)
+            places += [region] if adds_up and not is_left and not places else parts
+            if not is_left or hidden:
+                break
+            hidden, before, look = together, without, self._look(together, self.num_masks // 4)
+            yield from observed.ask(look)
+            left -= self.num_masks // 4
+        yield from self._last_masks(observed, places, left)
+        return observed.ended(self._words(observed))
 
-    def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
-        count = len({place for _, place, _ in ids if place})
+    def _last_masks(self, observed: Observed, places: list[int], left: int) -> Generator[Ids, Tensor, None]:
+        """Random masks of the places, as many as are left; with ``until`` more of them until the map is good enough."""
+        contexts = [(_union(places) & ~place, place) for place in places] or [(0, 0)]
+        first = 0 if places else self.num_masks // 2
+        spare, done, wanted = self.budget - len(observed.ids), 0, left // len(contexts)
+        while wanted > done:
+            numbers = range(first + done, first + wanted)
+            yield from observed.ask([(*context, number) for context in contexts for number in numbers])
+            if self.until is None or self._agreement(observed) >= self.until:
+                return
+            done, wanted = wanted, min(wanted + wanted // 2, spare // len(contexts))
+
+    def _words(self, observed: Observed) -> str:
+        count = len({place for _, place, _ in observed.ids if place})
         words = "nothing stood out, so the last masks cover the whole image"
         if count:
             words = f"the last masks look inside {count} place{'s' * (count > 1)} with evidence"
         if count > 1:
             words += "; one place can replace another, so the others were hidden meanwhile"
-        if self.until is None:
-            return words
-        return f"{words}; {ended(_agreement(self, tuple(ids), tuple(scores[:, 0].double().tolist())), self.until)}"
+        return words if self.until is None else f"{words}; {ended(self._agreement(observed), self.until)}"
 
-    def _rounds(self, scored: dict[Id, float], reference: float, own: list[Id]) -> Iterator[Ids]:
-        """The rounds of one score, one after the other: each starts when the earlier ones are scored."""
-        yield self.first_round()
-        fill = scored[self._all, 0, _ALONE]
-        places: list[int] = []
-        hidden, look, left = 0, self._look(0, self.num_masks // 2), self.num_masks - self.num_masks // 2
-        while found := self._places(hidden, look, scored, before := scored.get((hidden, 0, _ALONE), reference)):
-            region, *parts = found
-            together = _union([hidden, *parts])
-            checks = [(together, 0, _ALONE), *((hidden | each, 0, _ALONE) for each in parts if len(parts) > 1)]
-            yield checks
-            without, *apart = (scored[each] for each in checks)
-            is_left = without - fill > _LEFT * (reference - fill) > 0
-            adds_up = len(parts) == 1 or sum(before - each for each in apart) > (1 - _LEFT) * (before - without)
-            places += [region] if adds_up and not is_left and not places else parts
-            if not is_left or hidden:
-                break
-            hidden, look = together, self._look(together, self.num_masks // 4)
-            yield look
-            left -= self.num_masks // 4
-        first = self.num_masks // 2 if not places else 0
-        contexts = [(_union(places) & ~place, place) for place in places] or [(0, 0)]
-        done, wanted = 0, left // len(contexts)
-        while wanted > done:
-            yield [(*context, first + number) for context in contexts for number in range(done, wanted)]
-            if self.until is None or _agreement(self, tuple(own), tuple(scored[each] for each in own)) >= self.until:
-                break
-            spare = self.budget - (len(own) - wanted * len(contexts))
-            done, wanted = wanted, min(wanted + wanted // 2, spare // len(contexts))
+    def _agreement(self, observed: Observed) -> float:
+        """How far the map would agree with one of as many other masks: the share of its variance that is not chance."""
+        values, error = self.regression.compute(observed), self.regression.over_seeds(observed)
+        spread = float(values.double().var())
+        return 1 - float(error.double().square().mean()) / spread if spread else 0.0
 
-    def _places(self, hidden: int, look: list[Id], scored: dict[Id, float], before: float) -> list[int]:
-        """The cells where evidence is likely by some masks over the whole image, and their parts where it
-        is strong; none where nothing stands out.
+    def _standing_out(self, observed: Observed, hidden: int, before: float, look: list[Id]) -> list[int]:
+        """The cells where evidence is likely by some masks over the whole image, and their parts where it is strong;
+        none where nothing stands out.
         """
-        found = _standing_out(self, hidden, tuple(look), tuple(before - scored[each] for each in look))
-        return [left for each in found if (left := each & ~hidden)]
+        scores = observed.by_id
+        values = self._on_grid(look, hidden, [before - scores[mask] for mask in look])
+        region = (values > _STANDS_OUT * values.max()) & (values > 0)
+        if not region.any() or region.mean() > _EVERYWHERE:
+            return []
+        around = np.ones([3] * region.ndim)
+        numbers, count = ndimage.label(values > _STRONG * values.max(), around)
+        parts = [region]
+        if count <= _MOST_PLACES:
+            parts = [ndimage.binary_dilation(numbers == number, around) for number in range(1, count + 1)]
+        places = [_bits(cells) & ~hidden for cells in (region, *parts)]
+        return [cells for cells in places if cells]
+
+    def _on_grid(self, look: list[Id], hidden: int, drops: list[float]) -> np.ndarray:
+        """The evidence in each cell, by masks that let the score fall so much."""
+        if self.on_patches:
+            values = np.zeros(self.grid)
+            values.flat[[(windows & ~hidden).bit_length() - 1 for windows, *_ in look]] = drops
+            return values
+        effects = self.regression.effects(self, look, -torch.tensor(drops, dtype=torch.float64))
+        pool: Any = adaptive_max_pool2d if effects.ndim == 2 else adaptive_max_pool3d
+        return pool(effects[None], self.grid)[0].numpy()
 
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """``id``, objects ``(n,)``: the ids."""
@@ -272,12 +298,13 @@ class BoundFocusedMasks(BoundMasks):
         packed = np.frombuffer(cells.to_bytes(-(-size // 8), "little"), dtype=np.uint8)
         return np.unpackbits(packed, bitorder="little")[:size].reshape(self.grid).astype(bool)
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019
     def _soft(self, cells: int, device: torch.device) -> Tensor:
         """A set of points of the lattice, widened by one and softened by one."""
-        chosen = to_device(self._chosen(cells)[None, None], device, self.dtype)
-        widen, soften = (max_pool2d, avg_pool2d) if chosen.ndim == 4 else (max_pool3d, avg_pool3d)
-        return soften(widen(chosen, 3, 1, 1), 3, 1, 1, count_include_pad=False)[0]
+        if (cells, device) not in self._softened:
+            chosen = to_device(self._chosen(cells)[None, None], device, self.dtype)
+            widen, soften = (max_pool2d, avg_pool2d) if chosen.ndim == 4 else (max_pool3d, avg_pool3d)
+            self._softened[cells, device] = soften(widen(chosen, 3, 1, 1), 3, 1, 1, count_include_pad=False)[0]
+        return self._softened[cells, device]
 
     def _windows(self, cells: int, box: Box, device: torch.device) -> Tensor:
         """Whether each voxel of a box lies in one of some windows."""
@@ -311,36 +338,6 @@ class BoundFocusedMasks(BoundMasks):
         with exact_arithmetic(self.device):
             found = [_along_axes(self._points(chunk, self.device), products) for chunk in chunks]
         return torch.cat(found)[:, None]
-
-
-# Findings are remembered, since each later round, the map and its error ask for them again.
-@functools.lru_cache(maxsize=64)
-def _agreement(masks: BoundFocusedMasks, own: tuple[Id, ...], scored: tuple[float, ...]) -> float:
-    """How far the map would agree with one of as many other masks: the share of its variance that is not chance."""
-    scores = torch.tensor(scored, dtype=torch.float64)[:, None]
-    given = masks, own, scores, scores[0]
-    values, error = masks.regression.compute(*given), masks.regression.over_seeds(*given[:3])
-    spread = float(values.double().var())
-    return 1 - float(error.double().square().mean()) / spread if spread else 0.0
-
-
-@functools.lru_cache(maxsize=64)
-def _standing_out(masks: BoundFocusedMasks, hidden: int, look: tuple[Id, ...], drops: tuple[float, ...]) -> list[int]:
-    if masks.on_patches:
-        values = np.zeros(masks.grid)
-        values.flat[[(each[0] & ~hidden).bit_length() - 1 for each in look]] = drops
-    else:
-        wanted = -torch.tensor(drops, dtype=torch.float64)
-        effects = masks.regression.effects(masks, look, wanted, tolerant=False)
-        pool: Any = adaptive_max_pool2d if effects.ndim == 2 else adaptive_max_pool3d
-        values = pool(effects[None], masks.grid)[0].numpy()
-    region = (values > _STANDS_OUT * values.max()) & (values > 0)
-    if not region.any() or region.mean() > _EVERYWHERE:
-        return []
-    around = np.ones([3] * region.ndim)
-    numbers, count = ndimage.label(values > _STRONG * values.max(), around)
-    strong = [ndimage.binary_dilation(numbers == number, around) for number in range(1, count + 1)]
-    return list(map(_bits, [region, *strong] if count <= _MOST_PLACES else [region, region]))
 
 
 def _union(places: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,9 @@ import torch
 from monai.inferers import SlidingWindowInferer
 from torch import Tensor
 
-from monai_saliency.masks.base import (
-    Id,
-    Ids,
-    MakesRegions,
-    Masks,
-    Regions,
-    Spacing,
-    check_sizes,
-    check_unit,
-    in_voxels,
-    overlap,
-)
+from monai_saliency.masks.base import Id, Ids, MakesRegions, Masks, Observed, Regions, Search, Spacing
 from monai_saliency.masks.region import check_regions, find_regions
+from monai_saliency.masks.sizes import check_sizes, check_unit, in_voxels, overlap
 from monai_saliency.masks.sliding_window import BoundBoxMasks, affordable
 from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import instance, number, whole_number
@@ -165,22 +155,26 @@ class BoundHierarchicalMasks(BoundBoxMasks):
     def first_round(self) -> Ids:
         return [(0, *place) for place in np.ndindex(*self.grids[0])]
 
-    def next_round(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | None:
-        drops, start, count, number = (reference_scores.double() - scores.double())[:, 0], 0, len(self.first_round()), 0
-        while True:
-            stop = start + count
-            order = drops[start:stop].argsort(descending=True, stable=True)[: max(1, round(self.keep * count))]
-            chosen = [ids[start + row] for row in order.tolist() if drops[start + row] > 0][: self._most[number]]
-            pieces = sorted(piece for part in chosen for piece in self._pieces(part))
-            if stop == len(ids) or not pieces:
-                return pieces or None
-            start, count, number = stop, len(pieces), number + 1
-
-    def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
-        level = ids[-1][0] + 1
+    def search(self, reference_scores: Tensor) -> Search:
+        observed = Observed(self, reference_scores)
+        yield from self.refine(observed)
+        level = observed.ids[-1][0] + 1
         if level == self.num_levels:
-            return f"level {level} was the last"
-        return f"no part of level {level} was worth splitting"
+            return observed.ended(f"level {level} was the last")
+        return observed.ended(f"no part of level {level} was worth splitting")
+
+    def refine(self, observed: Observed) -> Generator[Ids, Tensor, None]:
+        """Hide the parts of the first level, then the pieces of those that let the score fall most, level by level."""
+        parts = self.first_round()
+        for most in self._most:
+            yield from observed.ask(parts)
+            drops = (observed.reference_scores.double() - observed.scores[-len(parts) :].double())[:, 0].cpu()
+            kept = max(1, round(self.keep * len(parts)))
+            order = drops.argsort(descending=True, stable=True)[:kept].tolist()
+            split = [parts[row] for row in order if drops[row] > 0][:most]
+            parts = sorted(piece for part in split for piece in self._pieces(part))
+            if not parts:
+                return
 
     def _pieces(self, part: Id) -> list[Id]:
         """The windows of the next level that a window is halved into; none if it is one voxel."""
@@ -237,8 +231,9 @@ class RegionHierarchyMasks(Masks):
         >>> import torch
         >>> labels = torch.tensor([[[0, 0, 3, 3], [7, 7, 7, 3], [7, 7, 7, 7], [7, 7, 7, 7]]])
         >>> bound = RegionHierarchyMasks(window_size=2, levels=2).bind(torch.zeros(1, 4, 4), labels)
-        >>> first = bound.first_round()  # regions 3 and 7
-        >>> pieces = bound.next_round(first, torch.tensor([[5.0], [1.0]]), torch.tensor([5.0]))
+        >>> search = bound.search(torch.tensor([5.0]))
+        >>> first = next(search)  # regions 3 and 7
+        >>> pieces = search.send(torch.tensor([[5.0], [1.0]]))
         >>> [int((mask == 0).sum()) for mask in bound.render(pieces)]  # the voxels of region 7 in four windows
         [2, 1, 4, 4]
     """

@@ -12,8 +12,9 @@ import torch
 from monai.inferers import SlidingWindowInferer
 from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Spacing, overlap
+from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Observed, Search, Spacing
 from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.sizes import overlap
 from monai_saliency.utils.arguments import number
 from monai_saliency.utils.tensors import Box, within
 
@@ -116,70 +117,42 @@ class BoundMinimalMasks(BoundMasks):
         """The windows, three sets for each quartering of their number, and what is left at the ends of the search."""
         return self.windows.at_most + 3 * math.ceil(math.log(self.windows.at_most + 1, 4)) + 3
 
-    def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
-        counts = [len(region.boxes) for region in self.found(ids, scores, reference_scores)]
-        return f"the smallest set of windows was known: {', '.join(map(str, counts))}"
-
     def first_round(self) -> Ids:
         return self.windows.first_round()
 
-    def next_round(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | None:
-        windows = self.windows.next_round(ids, scores, reference_scores) if ids[-1][0] != _SET else None
-        found = windows or self._search(ids, scores, reference_scores)
-        return None if isinstance(found, FoundRegion) else found
-
-    def found(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> list[FoundRegion]:
-        """The region of each explained score, with the numbers to check it by."""
-        regions = []
-        for score, reference in zip(scores.cpu().split(1, dim=1), reference_scores.cpu().split(1), strict=True):
-            rows, _ = self.replayed(ids, score, reference)
-            region = self._search([ids[row] for row in rows], score[rows], reference)
-            if not isinstance(region, FoundRegion):
-                raise ValueError(
-                    "the search is not done: score the masks of all rounds first, and give the scores of an ensemble's "
-                    "members, `explanation.members`"
-                )
-            regions.append(region)
-        return regions
-
-    def _search(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | FoundRegion:
-        """The sets to score next, or the region of one score."""
-        rounding = 8 * torch.finfo(scores.dtype).eps * float(torch.cat([reference_scores[None], scores]).abs().max())
-        image, scored = float(reference_scores), scores[:, 0].double().numpy()
-        rows = [row for row, each in enumerate(ids) if each[0] != _SET]
-        fallen = image - scored[rows]
-        boxes = self._ordered([ids[row] for row in rows], np.where(np.abs(fallen) <= rounding, 0.0, fallen))
-        known = dict(zip(ids, scored.tolist(), strict=True))
-        empty = _id_of(boxes[:0])
-
-        def is_enough(size: int) -> bool:
-            rise = image - known[empty]
-            return rise <= rounding or known[_id_of(boxes[:size])] - known[empty] >= self.share * rise - rounding
-
-        low, high = 0, len(boxes)
-        points = [0, *_between(low, high)]
-        while points:
-            if missing := [each for each in (_id_of(boxes[:point]) for point in points) if each not in known]:
-                return missing
-            if is_enough(0):
-                return FoundRegion([], 0, image, known[empty], known[empty], image)
-            enough = [point for point in points if is_enough(point)]
-            high = min(enough, default=high)
-            low = max(point for point in (low, *points) if point < high)
-            points = _between(low, high)
-        chosen, rest = boxes[:high], _id_of(boxes[high:])
-        if rest not in known:
-            return [rest]
+    def search(self, reference_scores: Tensor) -> Search:
+        observed = Observed(self, reference_scores)
+        yield from self.windows.refine(observed)
+        boxes = self._ordered(observed)
+        empty, image = _id_of(boxes[:0]), float(reference_scores)
+        fewest, most = 0, len(boxes)  # windows that are too few, and enough
+        sizes = [0, *_between(fewest, most)]
+        while sizes:
+            yield from observed.ask([_id_of(boxes[:size]) for size in sizes])
+            scores, rounding = observed.by_id, _rounding(observed)
+            fill = scores[empty]
+            if image - fill <= rounding:
+                return _ended(observed, FoundRegion([], 0, image, fill, fill, image))
+            wanted = fill + self.share * (image - fill) - rounding
+            enough = [size for size in sizes if scores[_id_of(boxes[:size])] >= wanted]
+            most = min(enough, default=most)
+            fewest = max(size for size in (fewest, *sizes) if size < most)
+            sizes = _between(fewest, most)
+        chosen, rest = boxes[:most], _id_of(boxes[most:])
+        yield from observed.ask([rest])
+        scores = observed.by_id
         voxels = int((chosen[:, 1] - chosen[:, 0]).prod(axis=1).sum())
-        kept = image if high == len(boxes) else known[_id_of(chosen)]
-        return FoundRegion(_boxes_of(chosen), voxels, image, known[empty], kept, known[rest])
+        kept = image if most == len(boxes) else scores[_id_of(chosen)]
+        return _ended(observed, FoundRegion(_boxes_of(chosen), voxels, image, scores[empty], kept, scores[rest]))
 
-    def _ordered(self, ids: Ids, drops: np.ndarray) -> np.ndarray:
+    def _ordered(self, observed: Observed) -> np.ndarray:
         """The windows that were not halved, boxes ``(n, 2, axes)``, ordered by the drops per voxel."""
-        codes, level_of = self.windows.codes(ids), np.array([each[0] for each in ids])
+        codes, level_of = self.windows.codes(observed.ids), np.array([window[0] for window in observed.ids])
         first, stop = codes["first"], codes["stop"]
+        drops = float(observed.reference_scores) - observed.scores[:, 0].double().cpu().numpy()
+        drops[np.abs(drops) <= _rounding(observed)] = 0.0
         falls = drops / (stop - first).prod(axis=1)
-        sums, halved = drops.copy(), np.zeros(len(ids), dtype=bool)
+        sums, halved = drops.copy(), np.zeros(len(drops), dtype=bool)
         levels = [np.flatnonzero(level_of == level) for level in range(self.windows.num_levels)]
         for coarse, fine in itertools.pairwise(levels):
             inside = (first[coarse] <= first[fine, None]) & (stop[coarse] >= stop[fine, None])
@@ -212,6 +185,17 @@ class BoundMinimalMasks(BoundMasks):
             for kept in _boxes_of(np.reshape(each[1:], (-1, 2, len(box)))):
                 mask[0][within(overlap(kept, box), box)] = 1
         return masks
+
+
+def _ended(observed: Observed, region: FoundRegion) -> Observed:
+    observed.finding = region
+    return observed.ended(f"the smallest set of windows was known: {len(region.boxes)}")
+
+
+def _rounding(observed: Observed) -> float:
+    """How far scores may differ by rounding alone."""
+    largest = torch.cat([observed.reference_scores[None], observed.scores]).abs().max()
+    return 8 * torch.finfo(largest.dtype).eps * float(largest)
 
 
 def _id_of(boxes: np.ndarray) -> Id:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, check_sizes, check_unit, in_voxels, random_rows
+from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, random_rows
+from monai_saliency.masks.sizes import check_sizes, check_unit, in_voxels
 from monai_saliency.utils.arguments import instance, per_axis, probability, whole_number, whole_numbers
 from monai_saliency.utils.precision import exact_arithmetic
 from monai_saliency.utils.tensors import Box, blend, everywhere, to_device

@@ -10,7 +10,8 @@ import torch
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, check_sizes, check_unit, in_voxels, overlap
+from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing
+from monai_saliency.masks.sizes import check_sizes, check_unit, in_voxels, overlap
 from monai_saliency.utils.arguments import finite_numbers, per_axis, positive_numbers
 from monai_saliency.utils.tensors import Box, within
 

@@ -12,7 +12,8 @@ import torch
 from monai.inferers import SlidingWindowInferer
 from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, check_sizes, check_unit, in_voxels
+from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing
+from monai_saliency.masks.sizes import check_sizes, check_unit, in_voxels
 from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import instance, whole_number
 from monai_saliency.utils.patch_grid import PatchGrid

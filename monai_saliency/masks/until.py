@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing
+from monai_saliency.masks.base import BoundMasks, Masks, Observed, Search, Spacing
 from monai_saliency.utils.arguments import instance, number, whole_number
 from monai_saliency.utils.precision import accumulation_dtype
 
@@ -48,11 +49,11 @@ class UntilMasks(Masks):
         >>> from monai_saliency.estimators import RISEScoring
         >>> from monai_saliency.masks import RISEMasks, UntilMasks
         >>> bound = UntilMasks(RISEMasks(1000, 4), RISEScoring(), until=0.9).bind(torch.zeros(1, 16, 16))
-        >>> scores = bound.render(range(225))[:, :, 2, 2]  # a network whose score is the voxel (2, 2) of the mask
-        >>> bound.next_round(range(100), scores[:100], torch.ones(1))
+        >>> search = bound.search(torch.ones(1))
+        >>> first = next(search)
+        >>> scores = bound.render(first)[:, :, 2, 2]  # a network whose score is the voxel (2, 2) of the mask
+        >>> search.send(scores)
         range(100, 150)
-        >>> bound.stopped(range(225), scores, torch.ones(1))
-        'agreement 0.903 reached'
     """
 
     def __init__(self, masks: Masks, estimator: Any, until: float = 0.95, first: int | None = None) -> None:
@@ -74,61 +75,56 @@ class UntilMasks(Masks):
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         bound: Any = self.masks.bind(image, labels, spacing)
-        if bound.in_rounds:
+        if bound.adaptive:
             raise ValueError("masks that depend on earlier scores have their own end: leave out `until`")
         if bound.regions is not None and len(bound.regions.values) < _REGIONS:
             raise ValueError(
                 f"`until` compares at least {_REGIONS} regions, and there are {len(bound.regions.values)}, which agree "
                 "by chance: leave out `until`"
             )
-        # All is the other family's, but for the rounds.
-        bound.__class__ = type("UntilMasks", (_Rounds, type(bound)), {})
-        bound.settings, bound.known = self, {}
+        bound.stop = _Stop(self.estimator, self.until, self.first)
         bound.key = ("UntilMasks", self.until, self.first, type(self.estimator).__name__, *bound.key)
         return bound
 
 
-class _Rounds(BoundMasks):
+@dataclass(frozen=True)
+class _Stop:
     """Splits one round of masks into several."""
 
-    settings: UntilMasks
-    known: dict[tuple[bytes, ...], float]
+    estimator: Any
+    until: float
+    first: int
 
-    def first_round(self) -> Ids:
-        return range(self.settings.first)
+    def search(self, masks: BoundMasks, reference_scores: Tensor) -> Search:
+        """Ask for more and more masks, until two halves of them agree."""
+        observed, count = Observed(masks, reference_scores), self.first
+        while True:
+            yield from observed.ask(range(len(observed.ids), count))
+            agreement = self.agreement(observed)
+            if count == len(masks) or agreement >= self.until:
+                return observed.ended(ended(agreement, self.until))
+            count = min(len(masks), count + count // 2)
 
-    def next_round(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | None:
-        n = len(ids)
-        if n >= len(self) or self.agreement(ids, scores, reference_scores) >= self.settings.until:
-            return None
-        return range(n, min(len(self), n + n // 2))
-
-    def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
-        return ended(self.agreement(ids, scores, reference_scores), self.settings.until)
-
-    def agreement(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> float:
+    def agreement(self, observed: Observed) -> float:
         """How far the map would agree with one of as many masks of another seed, in [-1, 1]."""
-        # Each round, and all that is made of the scores, asks for the rounds before once more.
-        key = scores.cpu().numpy().tobytes(), reference_scores.cpu().numpy().tobytes()
-        if key in self.known:
-            return self.known[key]
-        one, other = (
-            self._places(self.settings.estimator.compute(self, ids[half::2], scores[half::2], reference_scores))
-            for half in range(2)
-        )
-        self.known[key] = min(map(_agreement, one, other), default=1.0)
-        return self.known[key]
+        maps = []
+        for half in range(2):
+            ids, scores = observed.ids[half::2], observed.scores[half::2]
+            compared = Observed(observed.masks, observed.reference_scores, ids, scores)
+            maps.append(_places(observed.masks, self.estimator.compute(compared)))
+        return min(map(_agreement, *maps), default=1.0)
 
-    def _places(self, maps: Tensor) -> Tensor:
-        """The values of maps ``(K, *spatial)`` that are compared, ``(K, places)``."""
-        regions = self.regions
-        if regions is None:
-            return maps.flatten(1)
-        # All voxels of a region have its value: the first is taken.
-        index = regions.index.flatten().long()
-        first = torch.full((len(regions.values) + 1,), len(index), device=index.device)
-        first.scatter_reduce_(0, index, torch.arange(len(index), device=index.device), "amin")
-        return maps.flatten(1)[:, first[1:]]
+
+def _places(masks: BoundMasks, maps: Tensor) -> Tensor:
+    """The values of maps ``(K, *spatial)`` that are compared, ``(K, places)``."""
+    regions = masks.regions
+    if regions is None:
+        return maps.flatten(1)
+    # All voxels of a region have its value: the first is taken.
+    index = regions.index.flatten().long()
+    first = torch.full((len(regions.values) + 1,), len(index), device=index.device)
+    first.scatter_reduce_(0, index, torch.arange(len(index), device=index.device), "amin")
+    return maps.flatten(1)[:, first[1:]]
 
 
 def wanted_agreement(until: float) -> float:

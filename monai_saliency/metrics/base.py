@@ -186,10 +186,8 @@ class NetworkMetric(SaliencyMetric):
         """Score perturbed images of one case, by masks that hide all channels alike."""
         (state,) = self.inferer.replace(masks=masks).score(one.image[None], self.network, cases=[one.case])
         self.num_forwards += state.num_forwards
-        scores, reference = (  # of an ensemble the mean over its members
-            each.double().unflatten(-1, (state.target.members, -1)).mean(dim=-2)
-            for each in (state.state.scores, state.state.reference_scores)
-        )
+        scored = state.scored()
+        scores, reference = scored.scores.double(), scored.reference_scores.double()
         if state.masks.channels is not None:
             raise ValueError(f"`masks` must hide all channels alike for {type(self).__name__}: use the masks inside")
         if len(reference) not in (1, one.num_maps):
@@ -198,4 +196,4 @@ class NetworkMetric(SaliencyMetric):
                 "the maps of this target, or a target of one value"
             )
         k = one.number if len(reference) > 1 else 0
-        return Scored(state.masks, state.state.ids, scores[:, k], reference[k], state.target.quantities()[k])
+        return Scored(state.masks, scored.ids, scores[:, k], reference[k], state.target.quantities()[k])

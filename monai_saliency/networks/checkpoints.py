@@ -67,7 +67,7 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
     if not path:
         return network
     if not isinstance(path, (str, Path)):
-        members = network.members.networks if isinstance(network, Ensemble) else [network]
+        members = network.networks if isinstance(network, Ensemble) else [network]
         if len(members) != len(path):
             raise ValueError(f"checkpoint lists {len(path)} files, and the network is of {len(members)}: give one each")
         for member, each in zip(members, path, strict=True):

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from monai_saliency.utils.arguments import instance
 
-__all__ = ["Ensemble", "Members"]
+__all__ = ["Ensemble"]
 
 
 class Ensemble(torch.nn.Module):
     """Several networks as one: its output is the mean of their outputs, which all have one shape.
 
     Explained by any method, the map is the mean of the members' maps, and
-    :attr:`~monai_saliency.Explanation.disagreement` the standard deviation between them. All members see the same
-    perturbed images. The predicted class, or the region, is frozen on the mean output.
+    :attr:`~monai_saliency.Explanation.disagreement` the standard deviation between them. The members explain
+    the image one after another. The predicted class, or the region, is frozen on their mean output.
 
     Args:
         networks: two modules or more, whose output is a tensor ``(B, C, ...)``.
@@ -40,36 +40,16 @@ class Ensemble(torch.nn.Module):
             raise ValueError(f"`networks` must hold at least two networks, got {len(networks)}")
         for each in networks:
             instance("networks", each, torch.nn.Module, "a list of modules")
-        self.members: Any = Members(networks)
-        self.count = len(networks)
+        self.networks = torch.nn.ModuleList(networks)
 
     def __len__(self) -> int:
-        return self.count
-
-    def around(self, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> Ensemble:
-        """The same members inside a module that calls them and returns outputs of the same shape."""
-        other = Ensemble.__new__(Ensemble)
-        torch.nn.Module.__init__(other)
-        other.members, other.count, other.training = wrap(self.members), self.count, self.training
-        return other
+        return len(self.networks)
 
     def forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
         """The mean output ``(B, C, ...)`` of the members."""
-        return self.members(*inputs, **named).unflatten(1, (len(self), -1)).mean(dim=1)
-
-
-class Members(torch.nn.Module):
-    """The members of an :class:`Ensemble`, whose outputs it joins: ``(B, k * C, ...)``, the first member's first."""
-
-    def __init__(self, networks: Sequence[torch.nn.Module]) -> None:
-        super().__init__()
-        self.networks = torch.nn.ModuleList(networks)
-
-    def forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
-        """Run the members one after another."""
         outputs = [network(*inputs, **named) for network in self.networks]
-        shapes = {tuple(each.shape) if isinstance(each, torch.Tensor) else type(each).__name__ for each in outputs}
+        shapes = {tuple(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__ for part in outputs}
         if len(shapes) > 1 or not isinstance(outputs[0], torch.Tensor) or outputs[0].ndim < 2:
             words = " and ".join(sorted(map(str, shapes)))
             raise ValueError(f"the members of an Ensemble must give tensors (B, C, ...) of one shape, got {words}")
-        return torch.cat(outputs, dim=1)
+        return torch.stack(outputs).mean(dim=0)

@@ -82,7 +82,7 @@ def accelerated(
     if not found:
         return network
     if isinstance(network, Ensemble):
-        return network.around(lambda members: Accelerated(members, found))
+        return Ensemble([Accelerated(member, found) for member in network.networks])
     words = f"a torch module for {' and '.join(prefix + name for name in found)}, which cannot look into anything else"
     instance("network", network, torch.nn.Module, words)
     return Accelerated(network, found)
@@ -166,14 +166,19 @@ def plain_network(network: Any) -> Any:
 
 def same_network(one: Any, other: Any) -> bool:
     """Whether two networks are one, however fast each runs."""
-    first, second = (each.members if isinstance(each, Ensemble) else each for each in (one, other))
-    return plain_network(first) is plain_network(second)
+    return [*map(id, _plain_members(one))] == [*map(id, _plain_members(other))]
+
+
+def _plain_members(network: Any) -> list[Any]:
+    """The networks of an ensemble, or a network alone, without what makes them faster."""
+    members = network.networks if isinstance(network, Ensemble) else [network]
+    return [plain_network(member) for member in members]
 
 
 def runtime_settings(network: Any) -> dict[str, Any]:
     """The settings that :func:`accelerated` switched on for a network, by name; empty for any other callable."""
     if isinstance(network, Ensemble):
-        network = network.members
+        network = network.networks[0]  # all run alike
     return network.settings if isinstance(network, Accelerated) else {}
 
 

@@ -10,7 +10,6 @@ at most the ranges of the last seconds; a finished case is on the disk before it
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import io
 import re
@@ -28,7 +27,7 @@ from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.tensors import to_host
 from monai_saliency.utils.timing import Timestamp
 
-__all__ = ["CaseScores", "ScoreStore"]
+__all__ = ["StoredScores", "ScoreStore"]
 
 _CHECKSUM = len(b"crc00000000")
 _DIGEST = 8
@@ -51,12 +50,12 @@ class ScoreStore:
         name = ".lock" if part is None or part.count == 1 else f".lock-{part.index}-of-{part.count}"
         return locked(case_file(self.root, case, "") / name, wait=False)
 
-    def open(self, case: str, key: str) -> CaseScores:
+    def open(self, case: str, key: str) -> StoredScores:
         """The scores of a case under a key, a hash of everything that decides them. Other keys are not touched."""
-        return CaseScores(self.root / case / key)
+        return StoredScores(self.root / case / key)
 
 
-class CaseScores:
+class StoredScores:
     """The scores of one case under one key, in a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -65,12 +64,16 @@ class CaseScores:
         self._decides = _decides("", None)
         self._pending: tuple[int, int, torch.Tensor, Timestamp] | None = None
 
-    def one_by_one(self) -> CaseScores:
+    def one_by_one(self) -> StoredScores:
         """The scores of the same case where images go through the network one at a time, in a folder of their own."""
-        other = copy.copy(self)
-        other.folder = self.folder.with_name(f"{self.folder.name}-one-by-one")
-        other._mine = other._pending = None
-        return other
+        return self._beside("one-by-one")
+
+    def of_member(self, number: int) -> StoredScores:
+        """The scores of the same case by one network of an ensemble, in a folder of their own."""
+        return self._beside(f"member-{number}")
+
+    def _beside(self, words: str) -> StoredScores:
+        return StoredScores(self.folder.with_name(f"{self.folder.name}-{words}"))
 
     def reference(self) -> np.ndarray | None:
         """The stored scores ``(K,)`` of the unperturbed image. None if there are none."""

@@ -22,7 +22,6 @@ __all__ = [
     "ACTIVATIONS",
     "SCALES",
     "BoundTarget",
-    "MemberTarget",
     "Quantity",
     "Target",
     "check_activation",
@@ -97,16 +96,12 @@ class BoundTarget(ABC):
         vouch: numbers ``(V,)`` of the output for the unperturbed image, to recognise stored scores; None
             where the scores of that image do this. A target whose own reference scores the same for every image
             sets it, by :func:`digits`.
-        members: of how many networks the scores are: K is a multiple of it, the first network's come first.
-        bound_to_mean: where there are several, the target bound to the mean of their outputs, of one network's scores.
     """
 
     labels: Sequence[int | str]
     channels_read: Sequence[int] | None = None
     additive: bool = False
     vouch: torch.Tensor | None = None
-    members: int = 1
-    bound_to_mean: BoundTarget
 
     @abstractmethod
     def __call__(self, output: Any) -> torch.Tensor:
@@ -165,52 +160,6 @@ class Target(ABC):
         Raises:
             ValueError: when the target cannot read the output, or when the case has nothing to explain.
         """
-
-
-class MemberTarget(Target):
-    """The scores of a target for each of k networks, whose outputs ``(B, C, ...)`` are concatenated along axis 1."""
-
-    def __init__(self, target: Target, count: int) -> None:
-        self.target = target
-        self.count = count
-
-    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
-        output = check_tensor(reference_output, case, type(self.target).__name__)
-        mean = output.unflatten(1, (self.count, -1)).mean(dim=1)
-        return _BoundMemberTarget(self.target.bind(mean, case), self.count, mean.shape[1])
-
-
-class _BoundMemberTarget(BoundTarget):
-    def __init__(self, bound: BoundTarget, count: int, channels: int) -> None:
-        self.bound_to_mean = bound
-        self.members = count
-        self.labels = list(bound.labels) * count
-        self.additive = bound.additive
-        self.vouch = bound.vouch
-        read = bound.channels_read
-        self.channels_read = None if read is None else [m * channels + c for m in range(count) for c in read]
-
-    def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self.bound_to_mean(each) for each in output.chunk(self.members, dim=1)], dim=1)
-
-    def reach(self) -> torch.Tensor | None:
-        return self.bound_to_mean.reach()
-
-    def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
-        parts = output.chunk(self.members, dim=1)
-        return torch.cat([self.bound_to_mean.contribution(each, box) for each in parts], dim=1)
-
-    def describe(self) -> dict[str, Any]:
-        return self.bound_to_mean.describe()
-
-    def quantity(self) -> Quantity:
-        return self.bound_to_mean.quantity()
-
-    def quantities(self) -> list[Quantity]:
-        return self.bound_to_mean.quantities() * self.members
-
-    def uninformed(self) -> list[float]:
-        return self.bound_to_mean.uninformed() * self.members
 
 
 def in_log_odds(scale: str, scores: torch.Tensor, are_probabilities: bool, case: Case) -> list[bool]:

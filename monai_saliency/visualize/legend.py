@@ -164,10 +164,9 @@ def _figures(explanation: Explanation) -> list[list[float]]:
     """For each map the largest change of the score by a mask of its own, the largest absolute score, and its noise."""
     repeats = len(explanation.explained) // len(explanation.reference_scores)
     reference = explanation.reference_scores.double().cpu()
-    scores = torch.where(explanation.asked(), explanation.scores.double().cpu(), reference)
-    scores = torch.cat([reference[None], scores])
+    changes = explanation.largest_changes.double().cpu()
     noise = torch.zeros_like(reference) if explanation.noise is None else explanation.noise.double().cpu()
-    found = (scores - reference).abs().amax(dim=0), scores.abs().amax(dim=0), noise.nan_to_num()
+    found = changes, explanation.largest_scores.double().cpu(), noise.nan_to_num()
     return [each.repeat_interleave(repeats).tolist() for each in found]
 
 

@@ -94,7 +94,7 @@ class _Run(OneCase):
     def maps(self, image: np.ndarray, bound: BoundTarget) -> np.ndarray:
         method: Any = copy.deepcopy(self.inferer.method)
         if getattr(method, "fill", 0) is None:
-            method.fill = image_of(self.state.fill)
+            method.fill = image_of(self.state.images.fill)
         return np.asarray(method.generate(image, _AsClassifier(self, bound)))
 
     def score(self, images: Iterable[np.ndarray], bound: BoundTarget) -> Iterator[torch.Tensor]:

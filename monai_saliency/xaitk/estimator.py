@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from xaitk_saliency import GenerateClassifierConfidenceSaliency
 
 from monai_saliency.estimators.base import Estimator, Meaning
-from monai_saliency.masks.base import BoundMasks, Id
+from monai_saliency.masks.base import BoundMasks, Observed
 from monai_saliency.utils.arguments import instance
 
 __all__ = ["ConfidenceScoring"]
@@ -32,12 +30,11 @@ class ConfidenceScoring(Estimator):
 
         >>> import torch
         >>> from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import OcclusionScoring
-        >>> from monai_saliency.masks import SlidingWindowMasks
+        >>> from monai_saliency.masks import Observed, SlidingWindowMasks
         >>> from monai_saliency.xaitk import ConfidenceScoring
         >>> masks = SlidingWindowMasks((1, 2), (1, 2)).bind(torch.zeros(1, 1, 6))
-        >>> state = ConfidenceScoring(OcclusionScoring()).start(masks, torch.tensor([5.0]))
-        >>> state.update(range(3), torch.tensor([[5.0], [1.0], [4.0]]))
-        >>> state.compute().tolist()
+        >>> observed = Observed(masks, torch.tensor([5.0]), range(3), torch.tensor([[5.0], [1.0], [4.0]]))
+        >>> ConfidenceScoring(OcclusionScoring()).compute(observed).tolist()
         [[[0.0, 0.0, 1.0, 1.0, 0.25, 0.25]]]
     """
 
@@ -50,20 +47,23 @@ class ConfidenceScoring(Estimator):
         """The probability that the scoring takes off the masks, where it has one: it must be theirs."""
         return getattr(self.generator, "p1", None)
 
-    def compute(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
-        name, spatial = type(self.generator).__name__, masks.spatial_shape
+    def check(self, masks: BoundMasks) -> None:
+        name = type(self.generator).__name__
         if masks.channels is not None:
             raise ValueError(f"{name} reads one mask for all channels, and here each channel has its own")
-        if len(spatial) != 2:
-            raise ValueError(f"{name} makes maps of 2D images, got {spatial}")
+        if len(masks.spatial_shape) != 2:
+            raise ValueError(f"{name} makes maps of 2D images, got {masks.spatial_shape}")
+
+    def compute(self, observed: Observed) -> torch.Tensor:
+        masks, ids, scores = observed.masks, observed.ids, observed.scores
+        self.check(masks)
+        name, spatial = type(self.generator).__name__, masks.spatial_shape
         every = torch.empty(len(ids), *spatial, dtype=masks.dtype)
         for chunk, rendered in masks.stream(ids):
             every[chunk] = rendered[:, 0].cpu()
         as_images = every.reshape(len(ids), -1, spatial[-1]).numpy()
-        reference, each = (values.double().cpu().numpy() for values in (reference_scores, scores))
-        found = np.asarray(self.generator(reference, each, as_images))
+        reference, perturbed = observed.reference_scores.double().cpu().numpy(), scores.double().cpu().numpy()
+        found = np.asarray(self.generator(reference, perturbed, as_images))
         if found.shape == as_images.shape[1:]:  # one map of all scores
             found = np.broadcast_to(found, (scores.shape[1], *found.shape))
         if found.shape != (scores.shape[1], *as_images.shape[1:]):

@@ -1,4 +1,4 @@
-"""What holds for every estimator, and for the state of a run."""
+"""What holds for every estimator, and for the scores that a map is made of."""
 
 import itertools
 import pickle
@@ -11,13 +11,16 @@ import torch
 from captum.attr import Occlusion
 from helpers.estimators import SHAPES, bound_with_scores, map_of
 from helpers.numpy_boxes import CLASSES, BlackBox
+from helpers.searches import observed_of
 
 import monai_saliency as ms
 from monai_saliency import ClassScore, ConstantFill, sliding_window
-from monai_saliency.estimators.base import Estimator, ScoreState
+from monai_saliency.errors import CaseError
+from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.inferers.case_search import CaseSearch
+from monai_saliency.masks.base import Masks, Observed
 from monai_saliency.masks.channel import IndependentChannelMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
@@ -40,11 +43,14 @@ class TestStates:
         for _ in range(8):
             order = rng.permutation(len(bound))
             parts = np.split(order, np.sort(rng.integers(0, len(bound) + 1, size=rng.integers(1, 4))))
-            state = estimator.start(bound, reference)
+            search = CaseSearch("case", bound)
+            search.begin(reference)
             for part in parts:
-                state = pickle.loads(pickle.dumps(state))
-                state.update(part.tolist(), scores[part.tolist()])
-            assert torch.equal(state.compute(), expected)
+                search = pickle.loads(pickle.dumps(search))
+                search.update(part.tolist(), scores[part.tolist()])
+            assert not search.next_round()
+            (observed,) = search.observed
+            assert torch.equal(estimator.compute(observed), expected)
 
     def test_law_5_a_map_scales_with_the_score(self, estimator: Estimator, masks: RISEMasks) -> None:
         bound, scores, reference = bound_with_scores(masks, (9, 7))
@@ -61,13 +67,16 @@ class TestStates:
 
     def test_errors(self, estimator: Estimator, masks: RISEMasks) -> None:
         bound, scores, reference = bound_with_scores(masks, (9, 7))
-        state: ScoreState = estimator.start(bound, reference)
-        with pytest.raises(ValueError, match="no map without scores: `update` the state first"):
-            state.compute()
-        with pytest.raises(ValueError, match=r"`scores` must have shape \(2, 3\).*got \(3, 3\)"):
-            state.update(range(2), scores[:3])
-        with pytest.raises(ValueError, match=r"`scores` must have shape \(2, 3\).*got \(2,\)"):
-            state.update([0, 1], scores[:2, 0])
+        search = CaseSearch("case", bound)
+        search.begin(reference)
+        for wrong, got in ((scores[:3], r"\(3, 3\)"), (scores[:2, 0], r"\(2,\)")):
+            with pytest.raises(ValueError, match=rf"`scores` must have shape \(2, 3\).*got {got}"):
+                search.update([0, 1], wrong)
+            with pytest.raises(ValueError, match=rf"`scores` must have shape \(2, 3\).*got {got}"):
+                Observed(bound, reference, range(2), wrong)
+        assert not search.next_round(), "nothing follows before all masks are scored"
+        with pytest.raises(CaseError, match=f"case: 0 of {len(bound)} masks have scores"):
+            search.require_complete()
 
 
 @pytest.mark.parametrize("p1", [0.0, 1.0])
@@ -98,7 +107,7 @@ class TestNoise:
         for seed in range(20):
             bound = masks(seed).bind(torch.zeros(2, 20, 32), labels)
             scores = 3 + torch.randn(200, 5, generator=torch.Generator().manual_seed(seed))
-            found = RISEScoring(p1, form).noise(bound, range(200), scores, scores[0])
+            found = RISEScoring(p1, form).noise(observed_of(bound, scores, scores[0]))
             noise.append(float(found.mean()))
             maps = map_of(RISEScoring(p1, form), bound, scores, scores[0])
             maps = maps if bound.regions is None else maps[:, bound.regions.index > 0]
@@ -106,12 +115,7 @@ class TestNoise:
         assert np.mean(noise) == pytest.approx(np.mean(squares) ** 0.5, rel=0.12)
 
     def test_of_the_plain_form_is_not_known(self) -> None:
-        assert RISEScoring(form="plain").noise(*_of(bound_with_scores(RISEMasks(5), (5, 6)))) is None
-
-
-def _of(found: tuple[BoundMasks, torch.Tensor, torch.Tensor]) -> tuple[BoundMasks, range, torch.Tensor, torch.Tensor]:
-    bound, scores, reference = found
-    return bound, range(len(bound)), scores, reference
+        assert RISEScoring(form="plain").noise(observed_of(*bound_with_scores(RISEMasks(5), (5, 6)))) is None
 
 
 # Occlusion, squared differences, similarity and D-RISE: plain loops in 2D and 3D, and what is known of chance.
@@ -168,19 +172,20 @@ def test_equals_slow_loop(masks: Masks, kind: str, shape: tuple[int, ...]) -> No
 def test_what_is_known_of_chance() -> None:
     """Windows leave nothing to chance but rounding; random masks have a standard error, except the plain form's."""
     windows, scores, reference = bound_with_scores(ms.masks.SlidingWindowMasks(3, 2), (9, 7), dtype=torch.float32)
-    places = range(len(windows))
+    observed = observed_of(windows, scores, reference)
     rounding = torch.cat([reference[None], scores]).abs().amax(dim=0) * 2**-20
     known = {"occlusion": rounding, "similarity": rounding, "centred": rounding, "squared": 0.5 * rounding**2}
     for kind, expected in known.items():
-        torch.testing.assert_close(SCORINGS[kind].noise(windows, places, scores, reference), expected)
-        assert SCORINGS[kind].standard_error(windows, places, scores, reference) is None
-    assert SCORINGS["plain"].noise(windows, places, scores, reference) is None
+        torch.testing.assert_close(SCORINGS[kind].noise(observed), expected)
+        assert SCORINGS[kind].standard_error(observed) is None
+    assert SCORINGS["plain"].noise(observed) is None
     drawn, scores, reference = bound_with_scores(ms.masks.RISEMasks(9, 3), (9, 7))
+    observed, two = observed_of(drawn, scores, reference), observed_of(drawn, scores[:2], reference)
     for kind, estimator in SCORINGS.items():
-        assert estimator.noise(drawn, range(9), scores, reference) is None
-        error = estimator.standard_error(drawn, range(9), scores, reference)
+        assert estimator.noise(observed) is None
+        error = estimator.standard_error(observed)
         assert (error is None) == (kind == "plain")
-        assert estimator.standard_error(drawn, range(2), scores[:2], reference) is None
+        assert estimator.standard_error(two) is None
         if error is not None:
             assert error.shape == (3, 9, 7)
 
@@ -194,7 +199,7 @@ def test_voxels_in_no_region_are_0() -> None:
     maps = map_of(ms.estimators.DRISEScoring(), bound, scores, torch.zeros(1))
     assert bool((maps[0, 5] == 0).all())
     assert bool((maps[0, :5] != 0).all())
-    error = ms.estimators.DRISEScoring().standard_error(bound, range(20), scores, torch.zeros(1))
+    error = ms.estimators.DRISEScoring().standard_error(observed_of(bound, scores, torch.zeros(1)))
     assert bool((error[0, 5] == 0).all())
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.estimators import SHAPES, bound_with_scores, map_of
+from helpers.searches import observed_of
 
 import monai_saliency as ms
 from monai_saliency.estimators import dependence as module
@@ -66,12 +67,12 @@ def test_what_differs_by_rounding_is_nothing() -> None:
     bound = GridMasks(60, 3).bind(torch.zeros(1, 9, 7))
     scores = 70 + 1e-5 * torch.rand(60, 1, generator=torch.Generator().manual_seed(0))
     assert torch.equal(map_of(HSICScoring(), bound, scores, torch.tensor([70.0])), torch.zeros(1, 9, 7))
-    assert float(HSICScoring().noise(bound, range(60), scores, torch.tensor([70.0]))) == 0
+    assert float(HSICScoring().noise(observed_of(bound, scores, torch.tensor([70.0])))) == 0
 
 
 def test_noise_is_the_mean_over_shuffled_scores() -> None:
     bound, scores, reference = bound_with_scores(GridMasks(40, 3, seed=2), (9, 9), k=1)
-    noise = HSICScoring().noise(bound, range(40), scores, reference)
+    noise = HSICScoring().noise(observed_of(bound, scores, reference))
     generator = torch.Generator().manual_seed(1)
     values = torch.cat(
         [

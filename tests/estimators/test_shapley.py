@@ -11,6 +11,7 @@ import torch
 from helpers.estimators import by_coalitions, by_permutations, table_game
 from helpers.files import rows_of
 from helpers.patches import blocks, images
+from helpers.searches import observed_of
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
@@ -38,7 +39,7 @@ def values_of(game: Game, players: int, num_coalitions: Any = None, seed: int = 
     kept = [frozenset(row.nonzero()[0].tolist()) for row in bound.coalitions]
     scores = torch.tensor([[game(each)] for each in kept], dtype=torch.float64)
     reference = torch.tensor([game(frozenset(range(players)))], dtype=torch.float64)
-    return ms.estimators.ShapleyScoring().values(bound, range(len(bound)), scores, reference)
+    return ms.estimators.ShapleyScoring().values(observed_of(bound, scores, reference))
 
 
 def close(found: ms.estimators.ShapleyValues, expected: Any, atol: float = 1e-10) -> None:
@@ -166,7 +167,7 @@ def test_noise() -> None:
     image, case = images(1, 1, 1, players), ms.Case("a", labels=torch.arange(players)[None, None])
     network = Mixed((1, players))
     (exact,) = ms.shapley(target=LOGIT).explain(image, network, cases=[case])
-    torch.testing.assert_close(exact.noise, score_rounding(exact.scores, exact.reference_scores))
+    torch.testing.assert_close(exact.noise, score_rounding(*exact.observed))
     (drawn,) = ms.shapley(41, target=LOGIT).explain(image, network, cases=[case])
     errors = ms.estimators.shapley_values(drawn).standard_error
     torch.testing.assert_close(drawn.noise.double(), errors.square().mean(dim=0).sqrt(), rtol=1e-3, atol=0)
@@ -176,10 +177,12 @@ def test_noise() -> None:
 def test_errors() -> None:
     scoring, image = ms.estimators.ShapleyScoring(), torch.zeros(1, 1, 4)
     with pytest.raises(ValueError, match="need the scores of coalitions: use CoalitionMasks, got RISEMasks"):
-        scoring.compute(ms.masks.RISEMasks(3).bind(torch.zeros(1, 9, 9)), range(3), torch.zeros(3, 1), torch.zeros(1))
+        scoring.compute(
+            observed_of(ms.masks.RISEMasks(3).bind(torch.zeros(1, 9, 9)), torch.zeros(3, 1), torch.zeros(1))
+        )
     bound = ms.masks.CoalitionMasks().bind(image, torch.tensor([[[1, 2, 3, 0]]]))
     with pytest.raises(ValueError, match="need the scores of all 15 coalitions, got 14"):
-        scoring.compute(bound, range(14), torch.zeros(14, 1), torch.zeros(1))
+        scoring.compute(observed_of(bound, torch.zeros(14, 1), torch.zeros(1)))
     with pytest.raises(ValueError, match="give `regions` or `num_supervoxels`, not both"):
         ms.shapley(regions=whole_image, num_supervoxels=4, target=LOGIT)
     many = ms.Case("ct_7", labels=torch.arange(20)[None, None])
@@ -224,7 +227,7 @@ def estimate(scores: np.ndarray, count: int, seed: int = 0, interactions: bool =
     )
     found = torch.from_numpy(scores[bound.coalitions @ (1 << np.arange(PLAYERS))])[:, None]
     reference = torch.tensor([scores[-1]])
-    return ms.estimators.ShapleyScoring(interactions).values(bound, range(len(bound)), found, reference), bound
+    return ms.estimators.ShapleyScoring(interactions).values(observed_of(bound, found, reference)), bound
 
 
 def test_odd_shap_by_its_normal_equations() -> None:

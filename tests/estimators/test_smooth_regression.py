@@ -8,9 +8,11 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from helpers.searches import observed_of
 
 import monai_saliency as ms
 from monai_saliency.estimators import regression as regression_room
+from monai_saliency.masks.base import Observed
 
 
 def bumps(size: int, length: float) -> np.ndarray:
@@ -104,15 +106,13 @@ def test_against_refitting_without_each_mask(
     assert is_spread_out(sharp)
     effects, error = reference(masks, scores, cells, min(groups, num_masks), tolerance=1.0)
     both = torch.from_numpy(np.stack([scores, 5 - 2 * scores], axis=1))
-    given = bound, range(num_masks), both, both[0]
-    found = ms.estimators.RegressionScoring(cells).compute(*given).numpy()
+    observed = observed_of(bound, both, both[0])
+    found = ms.estimators.RegressionScoring(cells).compute(observed).numpy()
     np.testing.assert_allclose(found[0], effects, rtol=1e-6, atol=1e-9 * np.abs(effects).max())
-    looked = ms.estimators.RegressionScoring(cells).effects(*given[:2], both[:, 0], tolerant=False)
+    looked = ms.estimators.RegressionScoring(cells).effects(bound, range(num_masks), both[:, 0])
     np.testing.assert_allclose(looked.numpy(), sharp, rtol=1e-6, atol=1e-9 * np.abs(sharp).max())
     np.testing.assert_allclose(found[1], -2 * found[0], rtol=1e-6, atol=1e-9 * np.abs(effects).max())
-    np.testing.assert_allclose(
-        ms.estimators.RegressionScoring(cells).over_seeds(*given[:3])[0].numpy(), error, rtol=1e-4
-    )
+    np.testing.assert_allclose(ms.estimators.RegressionScoring(cells).over_seeds(observed)[0].numpy(), error, rtol=1e-4)
     first = np.arange(num_masks) // 2 % 2 == 0
     halves = [reference(masks[rows], scores[rows], cells, 3, tolerance=1.0)[0] for rows in (first, ~first)]
     bias = sharp - effects + 2 * (effects - np.mean(halves, axis=0))
@@ -120,10 +120,10 @@ def test_against_refitting_without_each_mask(
     shrunk = np.sign(bias) == np.sign(effects)
     both[shrunk] = np.maximum(error, np.minimum(both, 0.45 * np.abs(effects)))[shrunk]
     np.testing.assert_allclose(
-        ms.estimators.RegressionScoring(cells).standard_error(*given)[0].numpy(), both, rtol=1e-4
+        ms.estimators.RegressionScoring(cells).standard_error(observed)[0].numpy(), both, rtol=1e-4
     )
     squares = np.square(error).mean() ** 0.5
-    assert float(ms.estimators.RegressionScoring(cells).noise(*given)[0]) == pytest.approx(squares, rel=1e-4)
+    assert float(ms.estimators.RegressionScoring(cells).noise(observed)[0]) == pytest.approx(squares, rel=1e-4)
 
 
 def test_a_linear_network_is_found() -> None:
@@ -132,7 +132,7 @@ def test_a_linear_network_is_found() -> None:
     weight[3:9, 8:13] = 1
     bound = ms.masks.RISEMasks(400, 4, seed=1).bind(torch.zeros(1, 16, 16, dtype=torch.float64))
     scores = (bound.render(range(400))[:, 0] * weight).flatten(1).sum(dim=1, keepdim=True)
-    effects = ms.estimators.RegressionScoring(4).compute(bound, range(400), scores, scores[0])[0]
+    effects = ms.estimators.RegressionScoring(4).compute(observed_of(bound, scores, scores[0]))[0]
     assert float(effects.sum()) / 16 == pytest.approx(30, rel=0.15)
     assert float(effects[weight > 0].mean()) > 10 * float(effects[weight == 0].abs().mean())
 
@@ -140,11 +140,21 @@ def test_a_linear_network_is_found() -> None:
 def test_scores_that_say_nothing() -> None:
     bound, regression = ms.masks.RISEMasks(20, 3).bind(torch.zeros(1, 9, 9)), ms.estimators.RegressionScoring(3)
     for scores in (torch.full((20, 1), 70.1), torch.zeros(20, 1)):
-        assert not regression.compute(bound, range(20), scores, scores[0]).any()
-        assert not regression.standard_error(bound, range(20), scores, scores[0]).any()
-    two = torch.tensor([[1.0], [2.0]])
-    assert not regression.compute(bound, range(2), two, two[0]).any()
-    assert regression.standard_error(bound, range(2), two, two[0]) is None
+        observed = observed_of(bound, scores, scores[0])
+        assert not regression.compute(observed).any()
+        assert not regression.standard_error(observed).any()
+    two = observed_of(bound, torch.tensor([[1.0], [2.0]]), torch.tensor([1.0]))
+    assert not regression.compute(two).any()
+    assert regression.standard_error(two) is None
+
+
+def test_channels_of_their_own_are_refused_before_the_network_runs() -> None:
+    def network(x: torch.Tensor) -> torch.Tensor:
+        pytest.fail("the network ran")
+
+    explain = ms.rise(60, 3, form="regression", per_channel=True, target=ms.RegressionScore())
+    with pytest.raises(ValueError, match="a regression needs masks that all channels share: leave out `per_channel`"):
+        explain(torch.ones(1, 2, 9, 9), network)
 
 
 def test_more_masks_than_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +162,8 @@ def test_more_masks_than_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> Non
     bound = ms.masks.RISEMasks(90, 3, seed=1).bind(torch.zeros(1, 12, 12))
     scores = bound.render(range(90))[:, :, 3:6, 6:9].mean((2, 3))
     regression = ms.estimators.RegressionScoring(3)
-    parts = [regression.compute(bound, range(90)[part::3], scores[part::3], scores[0]) for part in range(3)]
+    parts = [Observed(bound, scores[0], range(90)[part::3], scores[part::3]) for part in range(3)]
+    expected = torch.stack([regression.compute(part) for part in parts]).mean(dim=0)
     per_mask = bumps(12, 2.8).shape[1] ** 2
     monkeypatch.setattr("monai_saliency.estimators.regression._AT_ONCE", 30 * per_mask)
     fit, held = regression_room._fit, []
@@ -163,9 +174,10 @@ def test_more_masks_than_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> Non
         return fit(features, *given)
 
     monkeypatch.setattr("monai_saliency.estimators.regression._fit", counted)
-    found = regression.compute(bound, range(90), scores, scores[0])
-    torch.testing.assert_close(found, torch.stack(parts).mean(dim=0))
-    assert regression.standard_error(bound, range(90), scores, scores[0]).shape == found.shape
+    observed = observed_of(bound, scores, scores[0])
+    found = regression.compute(observed)
+    torch.testing.assert_close(found, expected)
+    assert regression.standard_error(observed).shape == found.shape
     # Of each part twice for the map, the error over seeds and the bias, there with its two halves too.
     assert len(held) == 24
 
@@ -177,9 +189,9 @@ def test_the_error_over_seeds_is_calibrated() -> None:
         bound = ms.masks.RISEMasks(100, 4, seed=seed).bind(torch.zeros(1, 16, 16))
         masks = bound.render(range(100))[:, 0].double()
         scores = torch.sigmoid(10 * (masks[:, 5:9, 4:8].mean((1, 2)) + masks[:, 10:13, 9:13].mean((1, 2)) / 2 - 0.8))
-        given = bound, range(100), scores[:, None], scores[:1]
-        effects.append(ms.estimators.RegressionScoring(4).compute(*given)[0])
-        errors.append(ms.estimators.RegressionScoring(4).over_seeds(*given[:3])[0])
+        observed = observed_of(bound, scores[:, None], scores[:1])
+        effects.append(ms.estimators.RegressionScoring(4).compute(observed)[0])
+        errors.append(ms.estimators.RegressionScoring(4).over_seeds(observed)[0])
     found, error = torch.stack(effects), torch.stack(errors)
     covered = ((found - found.mean(dim=0)).abs() <= 1.96 * error).double().mean()
     assert 0.90 <= float(covered) <= 0.98

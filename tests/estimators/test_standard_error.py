@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.estimators import SHAPES, bound_with_scores
+from helpers.searches import observed_of
 
 import monai_saliency as ms
 from monai_saliency.estimators.base import Estimator
@@ -42,9 +43,7 @@ def slow_ratio_error(weights: np.ndarray, values: np.ndarray, above_mean: bool) 
 
 
 def error_of(estimator: Estimator, bound: Any, scores: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    state = estimator.start(bound, reference)
-    state.update(range(len(bound)), scores)
-    found = state.standard_error()
+    found = estimator.standard_error(observed_of(bound, scores, reference))
     assert found is not None
     return found
 
@@ -105,7 +104,7 @@ def test_an_explanation_computes_it_from_its_scores() -> None:
     error: Any = found.standard_error
     assert found.standard_error is error
     expected: Any = ms.estimators.RISEScoring().standard_error(
-        found.masks, found.ids, found.scores, found.reference_scores
+        observed_of(found.masks, found.scores, found.reference_scores)
     )
     assert torch.equal(error, expected)
     assert 0.8 < float(error.mean() / found.noise) < 1.4
@@ -140,11 +139,11 @@ def test_the_interval_covers_the_value_of_endless_masks(family: str) -> None:
 
     reference = score(torch.ones(1, 1, 8, 8))[0]
     bound, scores = explained(40_000, 10_000)
-    endless = estimator.compute(bound, range(40_000), scores, reference)
+    endless = estimator.compute(observed_of(bound, scores, reference))
     covered = []
     for seed in range(60):
         bound, scores = explained(300, seed)
-        found = estimator.compute(bound, range(300), scores, reference)
+        found = estimator.compute(observed_of(bound, scores, reference))
         error = error_of(estimator, bound, scores, reference)
         covered.append(((found - endless).abs() <= 1.96 * error).double())
     share = torch.stack(covered).mean(dim=(0, 2, 3))
@@ -205,7 +204,7 @@ def test_the_error_of_a_regression_covers_its_bias(score: Any, shape: tuple[int,
     strong, covered = many > many.max() / 2, []
     for seed in range(16):
         found = explained(160, seed)
-        errors = found.standard_error[0], found.estimator.over_seeds(found.masks, found.ids, found.scores)[0]
+        errors = found.standard_error[0], found.estimator.over_seeds(*found.observed)[0]
         off = (found.saliency[0] - many).abs()[strong]
         covered.append([float((off <= 1.96 * error[strong]).double().mean()) for error in errors])
     both, over_seeds = np.mean(covered, axis=0)

@@ -306,13 +306,13 @@ def test_maps_curves_and_regions_take_it(batch: int, group: int, monkeypatch: An
     """The network sums the image: the score with a window hidden is what is kept and the dense solve inside, however
     many masks are filled at once. Here the hierarchy has three rounds.
     """
-    monkeypatch.setattr("monai_saliency.inferers.case_state._FILLED", group * 120)
+    monkeypatch.setattr("monai_saliency.inferers.perturbation._FILLED", group * 120)
     image, network = scan(12, 10)[:1], lambda x: x.flatten(1).sum(dim=1, keepdim=True)
     given: dict[str, Any] = {"target": ms.ClassScore([0], "none"), "fill": ms.InpaintFill(0), "mask_batch_size": batch}
     (state,) = ms.hierarchical_occlusion(4, 3, 0.3, **given).score(image[None], network)
-    rendered = state.masks.render(state.state.ids)
+    rendered = state.masks.render(state.search.ids)
     filled = [dense_laplace(image[0].numpy(), each[0].numpy() < 0.5).sum() for each in rendered]
-    np.testing.assert_allclose(state.state.scores[:, 0], filled, rtol=0, atol=1e-3)
+    np.testing.assert_allclose(state.search.scores[:, 0], filled, rtol=0, atol=1e-3)
     labels = (torch.arange(120).reshape(1, 12, 10) // 40 + 1).long()
     explain = ms.shapley(**given)
     (found,) = explain.explain(image[None], network, cases=[Case("a", labels=labels)])

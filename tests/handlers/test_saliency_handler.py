@@ -24,6 +24,7 @@ from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.masks import Observed
 from monai_saliency.methods import rise, sliding_window
 from monai_saliency.storage.scans import scan_loader
 from monai_saliency.storage.score_store import ScoreStore
@@ -85,10 +86,10 @@ def test_cases_with_different_numbers_of_boxes(tmp_path: Path) -> None:
 class Unsure(RISEScoring):
     """Its map is made, and then there is no memory left, but for the second case."""
 
-    def standard_error(self, masks: Any, ids: Any, scores: torch.Tensor, reference_scores: torch.Tensor) -> Any:
-        if float(reference_scores[0]) < 0.75:
+    def standard_error(self, observed: Observed) -> Any:
+        if float(observed.reference_scores[0]) < 0.75:
             raise MemoryError("no memory left")
-        return super().standard_error(masks, ids, scores, reference_scores)
+        return super().standard_error(observed)
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -24,8 +24,9 @@ def explanation(maps: np.ndarray) -> ms.Explanation:
     image = torch.zeros(1, *maps.shape[1:])
     target = ms.ClassScore([2, 0][: len(maps)], "none").bind(output, ms.Case("ct_7", image))
     masks, scores = RISEMasks(5).bind(image), target(output)[0]
+    observed = ms.masks.Observed(masks, scores, range(5), torch.zeros(5, len(maps)))
     return ms.Explanation(
-        "ct_7", torch.from_numpy(maps), torch.zeros(5, len(maps)), range(5), scores, target, masks, num_forwards=6
+        "ct_7", torch.from_numpy(maps), observed.scores, range(5), scores, target, masks, [observed], num_forwards=6
     )
 
 

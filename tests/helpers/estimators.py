@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from helpers.searches import searched
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.masks.base import BoundMasks, Masks
 
@@ -35,13 +36,8 @@ def bound_with_scores(
 
 
 def map_of(estimator: Estimator, bound: BoundMasks, scores: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    state = estimator.start(bound, reference)
-    while not state.seen.all():
-        rows = range(int(state.seen.sum()), len(state.seen))
-        state.update(rows, scores[rows.start : rows.stop])
-        if bound.in_rounds:
-            state.next_round()
-    return state.compute()
+    """The map of all rounds, where each mask that is asked for has the next row of the scores."""
+    return torch.cat([estimator.compute(observed) for observed in searched(bound, scores, reference)])
 
 
 def by_permutations(game: Callable[[frozenset[int]], float], players: int) -> np.ndarray:

@@ -12,7 +12,6 @@ from monai.inferers import SlidingWindowInferer
 import monai_saliency
 import monai_saliency as ms
 from monai_saliency.targets import Target
-from monai_saliency.targets.base import MemberTarget
 from monai_saliency.targets.postprocessing import Reading
 from monai_saliency.targets.segmentation import PredictedRegionScore
 
@@ -62,10 +61,6 @@ TARGETS: dict[type[Target], list[tuple[Target, Callable[[int], Any]]]] = {
     ms.EmbeddingSimilarity: [(ms.EmbeddingSimilarity(measure), volume) for measure in ("cosine", "distance")],
     ms.FieldSimilarity: [(ms.FieldSimilarity(), lambda dims: volume(dims)[:, :1].expand(1, dims, *[8] * dims))],
     ms.FunctionScore: [(ms.FunctionScore(lambda output: output.sum(dim=1)), classes)],
-    MemberTarget: [
-        (MemberTarget(ms.ClassScore([0], "none"), 3), classes),
-        (MemberTarget(ms.DiceScore(0, "sigmoid"), 2), volume),
-    ],
     PredictedRegionScore: [(PredictedRegionScore(1, "sigmoid", sigmoid_and_argmax), volume)],
     ms.RegionScore: [(ms.RegionScore(1, "softmax"), volume), (ms.RegionScore(1, "none", components=2), volume)],
     ms.RegressionScore: [(ms.RegressionScore("all"), classes)],

@@ -8,7 +8,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
-from monai_saliency.storage.score_store import CaseScores
+from monai_saliency.storage.score_store import StoredScores
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -43,7 +43,7 @@ def maps(folder: Path) -> dict[str, bytes]:
 def scores_of(store: Path) -> dict[str, np.ndarray]:
     """The scores ``(N, K)`` of cases that are complete in a store, each under one key, by case."""
     folders = [path.parent for path in store.rglob("0-*.npy")]
-    return {folder.parent.relative_to(store).as_posix(): CaseScores(folder).ranges()[0][2] for folder in folders}
+    return {folder.parent.relative_to(store).as_posix(): StoredScores(folder).ranges()[0][2] for folder in folders}
 
 
 class Trap:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 import monai_saliency as ms
-from monai_saliency.masks import BoundMasks, Masks
+from monai_saliency.masks import BoundMasks, Masks, Observed
+from monai_saliency.masks.base import Search
 from monai_saliency.utils.tensors import Box
 
 __all__ = ["TwoRounds", "two_rounds"]
@@ -45,12 +46,13 @@ class _BoundTwoRounds(BoundMasks):
     def first_round(self) -> Sequence[int]:
         return range(self.num_coarse)
 
-    def next_round(self, ids: Sequence[Any], scores: torch.Tensor, reference_scores: torch.Tensor) -> Any:
-        if len(ids) > self.num_coarse:
-            return None
-        chosen = int((reference_scores[0] - scores[:, 0]).argmax())
+    def search(self, reference_scores: torch.Tensor) -> Search:
+        observed = Observed(self, reference_scores)
+        yield from observed.ask(self.first_round())
+        chosen = int((reference_scores[0] - observed.scores[:, 0]).argmax())
         first = self.num_coarse + sum(map(len, self.finer[:chosen]))
-        return range(first, first + len(self.finer[chosen]))
+        yield from observed.ask(range(first, first + len(self.finer[chosen])))
+        return observed.ended("windows were halved once")
 
     def codes(self, ids: Sequence[Any]) -> dict[str, np.ndarray]:
         sides = [[(side.start, side.stop) for side in self.boxes[index]] for index in ids]

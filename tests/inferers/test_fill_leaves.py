@@ -48,7 +48,8 @@ def test_a_probability_can_fall_to_chance(left: float) -> None:
     assert float(found.fill_leaves) == pytest.approx(wanted, abs=1e-5)
     in_log = explained(ClassScore([1, 0], "softmax", "log_odds"), share(left))
     assert in_log.fill_leaves.tolist() == pytest.approx([left, left], abs=1e-5)
-    assert bool(in_log.fill_problem) == bool(in_log.stopped) == (left > 0.5)
+    assert bool(in_log.fill_problem) == (left > 0.5)
+    assert in_log.stopped == "", "windows do not depend on scores"
     against = explained(ClassScore([1], "softmax", "log_odds", against=0), share(left))
     assert float(against.fill_leaves) == pytest.approx(left, abs=1e-5)
 
@@ -74,10 +75,10 @@ def test_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "monai_saliency"):
         found = explained(ClassScore([1], "softmax", "log_odds"), share(0.9))
     words = "with everything hidden 90% of class 1 is left, so the map means little: no fill can hide an absence"
-    assert found.stopped.startswith(words)
+    assert found.fill_problem.startswith(words)
     assert words in caplog.text
     caplog.clear()
-    assert explained(ClassScore([1], "softmax", "log_odds"), share(0.9), fill=-9.0).stopped == ""
+    assert explained(ClassScore([1], "softmax", "log_odds"), share(0.9), fill=-9.0).fill_problem == ""
     assert not caplog.text
 
 

@@ -1,7 +1,6 @@
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import torch
 from helpers.estimators import by_coalitions
 from helpers.patches import WHOLE, Coupled, Network, blocks, images, patch_boxes, planned
+from helpers.searches import driven
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from monai.inferers import SlidingWindowInferer
@@ -17,7 +17,7 @@ import monai_saliency as ms
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.patch_case import find_touches, find_trims
 from monai_saliency.inferers.patch_memory import OutputMemory
-from monai_saliency.masks.base import Id, Masks
+from monai_saliency.masks.base import Id, Ids, Masks
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks, HierarchicalMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.sliding_window import PatchWindowMasks, SlidingWindowMasks
@@ -234,7 +234,7 @@ def test_never_more_than_50_predictions(axes: list[tuple[int, int]], overlap: fl
 # Windows in rounds: which are scored depends on the scores, here those of a sum over made-up evidence.
 def in_rounds(
     inferer: SlidingWindowInferer, evidence: np.ndarray, levels: int = 4
-) -> tuple[BoundHierarchicalMasks, list[int], float]:
+) -> tuple[BoundHierarchicalMasks, list[Id], float]:
     """The windows, those that are asked for, and their price in predictions, patch by patch.
 
     Args:
@@ -244,14 +244,12 @@ def in_rounds(
     """
     shape = evidence.shape[1:]
     bound = HierarchicalMasks(levels=levels, inferer=inferer).bind(empty(*shape))
-    ids: list[int] = []
-    scores = np.zeros((0, 1))
-    found: Sequence[Id] | None = bound.first_round()
-    while found is not None:
-        boxes = bound.changed_boxes(list(found)) or []
-        scores = np.concatenate([scores, [[-evidence[(0, *box)].sum()] for box in boxes]])
-        ids += found
-        found = bound.next_round(ids, torch.from_numpy(scores), torch.zeros(1))
+
+    def scores_of(windows: Ids) -> torch.Tensor:
+        boxes = bound.changed_boxes(windows) or []
+        return torch.tensor([[-float(evidence[(0, *box)].sum())] for box in boxes], dtype=torch.float64)
+
+    ids = [*driven(bound, torch.zeros(1, dtype=torch.float64), scores_of).ids]
     grid = PatchGrid(inferer, shape)
     touches = find_touches(bound, grid, find_trims(grid, None), ids)
     forwards = len(grid.boxes) + int((touches[:, 0] == touches[:, 2]).sum())

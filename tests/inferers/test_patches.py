@@ -360,8 +360,8 @@ def test_patches_that_the_target_does_not_read(method: str, images: int) -> None
         assert remembered.num_forwards / remembered.per_prediction < 0.5 * whole.num_forwards
         if method == "minimal":  # windows that take next to nothing are ordered by rounding
             for each in (remembered, whole):
-                (region,) = each.masks.found(each.ids, each.scores, each.reference_scores)
-                assert region.kept_share >= 0.5
+                (observed,) = each.observed
+                assert observed.finding.kept_share >= 0.5
             continue
         assert list(remembered.ids) == list(whole.ids)
         torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-8, atol=1e-9)

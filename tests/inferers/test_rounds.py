@@ -19,9 +19,11 @@ from monai_saliency.distributed.process_group import MasksOverRanks
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers import merged
 from monai_saliency.inferers import progress as module
+from monai_saliency.inferers.batches import Plan, batch_size, rows_in_batch
+from monai_saliency.inferers.case_search import CaseSearch
 from monai_saliency.inferers.progress import Progress, following
-from monai_saliency.inferers.rounds import Plan, batch_size, rows_in_batch
-from monai_saliency.masks import ChannelMasks
+from monai_saliency.masks import BoundMasks, ChannelMasks, Observed
+from monai_saliency.masks.base import Search
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import ScoreStore
 
@@ -210,12 +212,24 @@ def test_where_scores_are_unknown_it_is_refused() -> None:
 @pytest.mark.parametrize("asked", [[3], []])
 def test_a_round_that_asks_for_nothing_new_is_the_end(asked: list[int], monkeypatch: Any) -> None:
     masks = TwoRounds(6).bind(images()[0])
-    monkeypatch.setattr(type(masks), "next_round", lambda self, ids, *_: asked if len(ids) == 4 else None)
-    state = ms.estimators.OcclusionScoring().start(masks, torch.ones(1))
-    with pytest.raises(ValueError, match="a round begins when all masks of the one before are scored"):
-        state.next_round()
-    state.update(range(4), torch.zeros(4, 1))
-    assert not state.next_round()
+
+    def asks_again(self: BoundMasks, reference_scores: torch.Tensor) -> Search:
+        observed = Observed(self, reference_scores)
+        yield from observed.ask(self.first_round())
+        again = yield asked
+        assert torch.equal(again, observed.scores[asked])
+        yield from observed.ask(asked)
+        return observed
+
+    monkeypatch.setattr(type(masks), "search", asks_again)
+    search = CaseSearch("ct_7", masks)
+    search.begin(torch.ones(1))
+    assert not search.next_round(), "a round begins when all masks of the one before are scored"
+    assert not search.complete
+    search.update(range(4), torch.arange(4.0)[:, None])
+    assert not search.next_round()
+    assert search.complete
+    assert [*search.ids] == [*search.observed[0].ids] == [0, 1, 2, 3]
 
 
 # How rows are cut into batches, and what a round is reported to cost.
@@ -253,7 +267,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def cases(*names: str) -> list[Any]:
     """Cases of 100 masks in rounds, and an unperturbed image, of which 41 rows are planned first."""
-    masks = SimpleNamespace(in_rounds=True, at_most=100)
+    masks = SimpleNamespace(adaptive=True, at_most=100)
     return [SimpleNamespace(case=SimpleNamespace(name=name), masks=masks, num_rows=41) for name in names]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.patches import blocks
+from helpers.searches import after
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
@@ -104,9 +105,9 @@ def test_smooth_edges_and_the_slow_reference(shape: tuple[int, ...], width: floa
 
 def test_what_does_not_let_the_score_fall_is_not_refined() -> None:
     bound = bind(HierarchicalMasks(4, 3, keep=1), 8, 8)
-    given = bound.first_round(), torch.tensor([[5.0], [6.0], [5.0], [9.0]]), torch.tensor([5.0])
-    assert bound.next_round(*given) is None
-    assert bound.stopped(*given) == "no part of level 1 was worth splitting"
+    observed = after(bound, torch.tensor([5.0]), torch.tensor([[5.0], [6.0], [5.0], [9.0]]))
+    assert observed.ids == bound.first_round()
+    assert observed.words == "no part of level 1 was worth splitting"
 
 
 @pytest.mark.parametrize(
@@ -202,21 +203,21 @@ def bind_regions(labels: torch.Tensor = LABELS, **settings: Any) -> Any:
 
 def test_rounds_by_hand() -> None:
     bound, score = bind_regions(), torch.tensor([10.0])
-    first = bound.first_round()
-    assert first == [(0, 0, 0, 1), (0, 0, 0, 2)]
+    first, drops = bound.first_round(), torch.tensor([[0.0], [9.0]])
+    assert first == after(bound, score) == [(0, 0, 0, 1), (0, 0, 0, 2)]
     # Region 3 lies in one window of two voxels, so single voxels are what splits it.
-    pieces = bound.next_round(first, torch.tensor([[0.0], [9.0]]), score)
+    pieces = after(bound, score, drops)
     assert [np.argwhere(mask[0].numpy() == 0).tolist() for mask in bound.render(pieces)] == [
         [[0, 2]],
         [[0, 3]],
         [[1, 3]],
     ]
-    given = [*first, *pieces], torch.tensor([[0.0], [9.0], [1.0], [1.0], [1.0]]), score
-    assert bound.next_round(*given) is None
-    assert bound.stopped(*given) == "level 3 was the last"
-    nothing = first, torch.tensor([[10.0], [11.0]]), score
-    assert bound.next_round(*nothing) is None
-    assert bound.stopped(*nothing) == "no part of level 1 was worth splitting"
+    observed = after(bound, score, drops, torch.ones(3, 1))
+    assert observed.ids == [*first, *pieces]
+    assert observed.words == "level 3 was the last"
+    nothing = after(bound, score, torch.tensor([[10.0], [11.0]]))
+    assert nothing.ids == first
+    assert nothing.words == "no part of level 1 was worth splitting"
 
 
 def test_errors() -> None:
@@ -245,7 +246,7 @@ def explain(image: torch.Tensor, network: Callable[[torch.Tensor], torch.Tensor]
 
 
 def regions(found: Any) -> list[FoundRegion]:
-    return found.masks.found(found.ids, found.scores, found.reference_scores)
+    return [observed.finding for observed in found.observed]
 
 
 def box_sum(*sides: slice) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -343,26 +344,23 @@ def test_where_the_image_is_not_above_the_fill_the_region_is_empty(sign: float) 
 def test_rounding_orders_nothing(exact: list[float]) -> None:
     """Windows that take nothing from the score are taken by their place, whatever the last digits of their scores."""
     bound: Any = MinimalMasks(1.0, 2, levels=1).bind(torch.zeros(1, 4, 6))
-    first, reference = list(bound.first_round()), torch.tensor([10.0])
+    reference = torch.tensor([10.0])
     digits = torch.tensor([0.0, 0.0, -1.0, 2.0, 4.0, 0.0])[:, None] * 2**-20  # that of float32 near 10
     scores = torch.tensor(exact)[:, None]
     assert not torch.equal(scores + digits, scores)
-    expected = list(bound.next_round(first, scores, reference))
+    expected = list(after(bound, reference, scores))
     for noisy in (scores + digits, scores - digits, scores + digits.flip(0)):
-        assert list(bound.next_round(first, noisy, reference)) == expected
+        assert list(after(bound, reference, noisy)) == expected
 
 
 def test_an_id_stands_for_one_set() -> None:
     bound: Any = MinimalMasks(0.5, 2, levels=1).bind(torch.zeros(1, 4, 6))
     reference = torch.tensor([10.0])
     scores = torch.tensor([[9.0], [4.0], [10.0], [7.0], [10.0], [8.0]])
-    first = list(bound.first_round())
-    asked = list(bound.next_round(first, scores, reference))
-    assert asked == list(bound.next_round(first, scores, reference))
+    asked = list(after(bound, reference, scores))
+    assert asked == list(after(bound, reference, scores))
     assert len(asked) == 4  # nothing, and three sizes between
     assert sorted(int(mask.sum()) // 4 for mask in bound.render(asked)) == [0, 1, 3, 4]
-    with pytest.raises(ValueError, match="the search is not done"):
-        bound.found(first, scores, reference)
 
 
 def test_other_masks_are_refused() -> None:

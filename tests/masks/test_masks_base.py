@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.masks import bind, boxes_of_regions
 from helpers.patches import blocks
+from helpers.searches import driven
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
@@ -106,9 +107,8 @@ def bound_to(masks: Masks, shape: tuple[int, ...], dtype: torch.dtype = torch.fl
 def ids_of(bound: Any) -> list[Any]:
     """Some ids of every kind."""
     if isinstance(bound, BoundMinimalMasks):
-        scores = torch.rand(len(bound.first_round()), 1, generator=torch.Generator().manual_seed(0))
-        sets = bound._search(bound.first_round(), scores, torch.ones(1))
-        return [*bound.first_round(), *sets]
+        generator = torch.Generator().manual_seed(0)
+        return driven(bound, torch.ones(1), lambda ids: torch.rand(len(ids), 1, generator=generator)).ids
     if not hasattr(bound, "grids"):
         return list(bound.first_round())
     if not hasattr(bound, "values"):

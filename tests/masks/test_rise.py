@@ -16,7 +16,8 @@ from xaitk_saliency.impls.perturb_image.sliding_radial import SlidingRadial
 from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
 
 import monai_saliency as ms
-from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.case_search import CaseSearch
+from monai_saliency.inferers.perturbation import Perturbation
 from monai_saliency.masks import (
     GridMasks,
     MultiScaleWindowMasks,
@@ -79,10 +80,9 @@ class TestMasks:
 def perturbed(masks: ms.masks.MCRISEMasks, image: torch.Tensor, fill: torch.Tensor, fill_of: Any = None) -> Any:
     """All perturbed images of a case, as the loop makes them."""
     bound = masks.bind(image)
-    case = ms.Case("ct_7", image)
-    state = CaseState(case, bound, fill, image[:0], TARGET, ms.estimators.MCRISEScoring(masks.p1), None, fill_of)
+    images = Perturbation(image, image[:0], fill, fill_of, CaseSearch("ct_7", bound))
     out = image.new_empty(len(bound), *image.shape)
-    state.perturb(1, len(bound) + 1, out)
+    images.write(1, len(bound) + 1, out)
     return out, bound
 
 

@@ -1,5 +1,6 @@
 """Random masks in rounds: they stop when the map is good enough, and it is, by a reference that they never saw."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.estimators import slow_rise
+from helpers.searches import after, driven
 
 import monai_saliency as ms
 from monai_saliency.errors import CaseError
@@ -75,7 +77,8 @@ def test_where_there_is_nothing_to_find_all_of_the_budget_is_used(network: Calla
     found = explain(network, budget=400)
     assert found.num_forwards == 401
     assert found.stopped.startswith("the budget is used, agreement ")
-    assert " is below 0.9; with everything hidden " in found.stopped
+    assert found.stopped.endswith(" is below 0.9")
+    assert found.fill_problem.startswith("with everything hidden ")
 
 
 def test_all_maps_must_agree() -> None:
@@ -90,15 +93,19 @@ def test_rounds() -> None:
     """100, then half as many as before each time, up to the budget; each mask that of the family."""
     bound = ms.masks.UntilMasks(ms.masks.RISEMasks(600, 6), ms.estimators.RISEScoring()).bind(image()[0])
     plain = ms.masks.RISEMasks(600, 6).bind(image()[0])
-    seen = list(bound.first_round())
-    sizes = [len(seen)]
+    rounds: list[list[int]] = []
     noise = torch.randn(600, 1, generator=torch.Generator().manual_seed(0))
-    while (found := bound.next_round(seen, noise[: len(seen)], torch.zeros(1))) is not None:
-        seen += found
-        sizes.append(len(seen))
-    assert sizes == [100, 150, 225, 337, 505, 600]
-    assert seen == [*range(600)]
-    assert (len(bound), bound.in_rounds, bound.drawn) == (600, True, True)
+
+    def scores_of(ids: Sequence[int]) -> torch.Tensor:
+        rounds.append([*ids])
+        return noise[rounds[-1]]
+
+    observed = driven(bound, torch.zeros(1), scores_of)
+    assert [each[-1] + 1 for each in rounds] == [100, 150, 225, 337, 505, 600]
+    assert rounds[0] == [*bound.first_round()]
+    assert [*itertools.chain(*rounds)] == [*observed.ids] == [*range(600)]
+    assert torch.equal(observed.scores, noise)
+    assert (len(bound), bound.adaptive, bound.drawn) == (600, True, True)
     assert torch.equal(bound.render([3, 500]), plain.render([3, 500]))
     few = ms.masks.UntilMasks(ms.masks.RISEMasks(60, 6), ms.estimators.RISEScoring()).bind(image()[0])
     assert few.first_round() == range(60)
@@ -107,7 +114,7 @@ def test_rounds() -> None:
 @pytest.mark.parametrize("count", [8, 15])
 def test_the_agreement_in_plain_loops(count: int) -> None:
     masks = ms.masks.RISEMasks(40, 3, seed=5).bind(torch.zeros(1, 7, 6, dtype=torch.float64))
-    until = ms.masks.UntilMasks(ms.masks.RISEMasks(40, 3, seed=5), ms.estimators.RISEScoring(), first=8)
+    until = ms.masks.UntilMasks(ms.masks.RISEMasks(count, 3, seed=5), ms.estimators.RISEScoring(), first=count)
     bound = until.bind(torch.zeros(1, 7, 6, dtype=torch.float64))
     rendered = masks.render(range(count))[:, 0].numpy()
     scores = rendered[:, 1:3, 2:5].mean((1, 2))[:, None] * [1.0, 2.0] + rendered[:, 5:, :1].mean((1, 2))[:, None]
@@ -116,8 +123,8 @@ def test_the_agreement_in_plain_loops(count: int) -> None:
     for one, other in zip(*halves, strict=True):
         r = np.corrcoef(one.ravel(), other.ravel())[0, 1]
         expected.append(2 * r / (1 + r) if r > 0 else r)
-    said = bound.stopped(range(count), torch.from_numpy(scores), torch.zeros(2, dtype=torch.float64))
-    assert f"agreement {min(expected):.3f}" in said
+    observed = after(bound, torch.zeros(2, dtype=torch.float64), torch.from_numpy(scores))
+    assert f"agreement {min(expected):.3f}" in observed.words
 
 
 @pytest.mark.parametrize("batch", [7, 64])
@@ -143,7 +150,7 @@ def test_regions_count_once_each() -> None:
     """However large: two of them hold three quarters of the voxels."""
     labels = torch.ones(1, *SHAPE, dtype=torch.long)
     labels[:, 8:], labels[:, 12:] = 2, torch.arange(3, 19)
-    bound = ms.masks.UntilMasks(ms.masks.RegionMasks(60), ms.estimators.RISEScoring(), first=30).bind(
+    bound = ms.masks.UntilMasks(ms.masks.RegionMasks(60), ms.estimators.RISEScoring(), first=60).bind(
         image()[0], labels
     )
     scores = bound.render(range(60))[:, 0, 12, :4].mean(1, keepdim=True)
@@ -153,7 +160,7 @@ def test_regions_count_once_each() -> None:
         f, m = scores[half::2, 0].double().numpy(), kept[half::2]
         halves.append((f - f.mean()) @ m)
     r = np.corrcoef(*halves)[0, 1]
-    assert f"agreement {2 * r / (1 + r):.3f}" in bound.stopped(range(60), scores, torch.ones(1))
+    assert f"agreement {2 * r / (1 + r):.3f}" in after(bound, torch.ones(1), scores).words
 
 
 @pytest.mark.parametrize(

@@ -83,15 +83,15 @@ def test_it_is_the_mean_of_separate_runs(method: Any, given: Any, target: Any, i
         assert float(explanation.disagreement.max()) > 1e-3 * scale
         alone, *others = (explain.explain(x, member)[i] for member in members)
         if method is ms.minimal_region:
-            regions = explanation.masks.found(explanation.ids, *explanation.members)
+            regions = [observed.finding for observed in explanation.observed]
             assert [region.voxels for region in regions] == each[:, i].flatten(2).sum(2).flatten().tolist()
-        if explanation.masks.in_rounds:
+        if explanation.masks.adaptive:
             for name in ("noise", "standard_error"):
                 of_members = [getattr(one, name) for one in (alone, *others) if getattr(one, name) is not None]
                 if of_members:
                     torch.testing.assert_close(getattr(explanation, name), torch.stack(of_members).mean(0))
         assert explanation.scores.shape == (len(explanation.ids), alone.scores.shape[1])
-        assert explanation.members[0].shape == (len(explanation.ids), 3 * len(alone.target.labels))
+        assert explanation.num_forwards == sum(one.num_forwards for one in (alone, *others))
         assert explanation.target.labels == alone.target.labels
         assert [label for label, *_ in explanation.explained] == [label for label, *_ in alone.explained]
         assert (explanation.noise is None) == (alone.noise is None)
@@ -230,4 +230,4 @@ def test_the_bundle_explains_folds_and_saves_their_disagreement(tmp_path: Path) 
         scores = [float(found[i]["score"]) for found in each]
         assert abs(float(row["score"]) - np.mean(scores)) < 1e-5
         assert not (tmp_path / "fold0" / f"s{i}_disagreement.nii.gz").exists()
-    assert int(rows[0]["forwards"]) == int(each[0][0]["forwards"])
+    assert int(rows[0]["forwards"]) == sum(int(found[0]["forwards"]) for found in each)

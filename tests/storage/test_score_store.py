@@ -14,7 +14,7 @@ from helpers.own_bundle import BATCH, BATCHES, NUM_MASKS, forwards, launch, sett
 from helpers.scans import LPS, write_scan
 
 import monai_saliency as ms
-from monai_saliency.storage.score_store import CaseScores, ScoreStore
+from monai_saliency.storage.score_store import ScoreStore, StoredScores
 
 TARGET = ms.ClassScore("all", activation="softmax")
 
@@ -84,7 +84,7 @@ def test_scores_of_another_network_are_not_used(image: torch.Tensor, tmp_path: P
     assert torch.equal(explanation.saliency, expected.saliency)
 
 
-def kept(scores: CaseScores) -> list[tuple[int, int]]:
+def kept(scores: StoredScores) -> list[tuple[int, int]]:
     return [(start, stop) for start, stop, _ in scores.ranges()]
 
 

@@ -1,0 +1,114 @@
+"""Watches the batches of whole images: once a case, some of its rows are run alone, and compared (law 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from monai_saliency.inferers.batches import Rows
+from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.perturbation import HIDDEN
+from monai_saliency.inferers.row_check import RowCheck, Seen, run_alone
+from monai_saliency.networks.outputs import rows
+from monai_saliency.utils.monai_private import tensor_version
+
+__all__ = ["RowWatch"]
+
+
+class RowWatch:
+    """Runs rows alone: of each case the unperturbed image, the perturbed one that changed most, the image with
+    everything hidden, and at the end of a round the unperturbed image again.
+
+    Args:
+        forward: calls the network.
+        states: the cases.
+        batch: the buffer of all batches.
+        run: runs images ``(n, C, *spatial)``, which are some rows of cases.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        states: Sequence[CaseState],
+        batch: torch.Tensor,
+        run: Callable[[torch.Tensor, Sequence[Rows]], Any],
+    ) -> None:
+        self.forward, self.states, self.batch, self.run = forward, states, batch, run
+        self.check = RowCheck(forward, states, f"in a batch of {len(batch)}" if len(batch) > 1 else "")
+        self._last: int | None = None  # the last case that had a batch after its first one
+        self._alone: list[tuple[int, torch.Tensor | int, Seen]] = []  # rows of cases that ran alone, to be compared
+        self._begun: list[int] = []  # their cases
+        self._version = 0  # of the batch before the network ran
+
+    def before(self, batch: Sequence[Rows]) -> None:
+        """Before the network runs."""
+        self._version = tensor_version(self.batch)
+
+    def after(self, batch: Sequence[Rows]) -> None:
+        """After the scores are read."""
+        # While the last batch ran, a GPU need not have waited for the host that compares the one before.
+        self._compare()
+        offset = 0
+        for index, start, stop in batch:
+            if start == 0:
+                self._run_alone_of(index, offset, stop)
+            else:
+                self._last = index
+            offset += stop - start
+
+    def end_round(self) -> None:
+        """After the batches of a round."""
+        index = self._last
+        now = None if index is None else self._run_alone(index, self.states[index].images.unperturbed())
+        self._compare()
+        if index is not None and now is not None:
+            self.check.look_again(index, now)
+            self._last = None
+
+    def _run_alone_of(self, index: int, offset: int, stop: int) -> None:
+        """Run two rows of a case alone, of which those below ``stop`` lie at ``offset`` of the batch: the unperturbed
+        image, and the perturbed one that changed most. The image with everything hidden is run too.
+        """
+        self._begun.append(index)
+        state, check = self.states[index], self.check
+        if not check.is_predicted(index) and (check.words or state.one_by_one):
+            self._alone.append((index, 0, self._run_alone(index, state.images.unperturbed())))
+        if check.words and stop > 1:
+            changed = state.most_changed(stop)
+            image = self._perturbed(index, offset, changed)
+            self._alone.append((index, changed, self._run_alone(index, image, changed)))
+        hidden = state.images.unperturbed()
+        state.images.write(HIDDEN, HIDDEN + 1, out=hidden)
+        state.hidden_scores = self._run_alone(index, hidden, HIDDEN).scores
+
+    def _compare(self) -> None:
+        """Compare what rows gave alone with what they gave in their batch."""
+        alone, self._alone = self._alone, []
+        for index, row, seen in alone:
+            self.check.compare(index, int(row), seen)
+        for index in self._begun:
+            self.states[index].forget_prediction()
+        self._begun.clear()
+
+    def _perturbed(self, index: int, offset: int, row: torch.Tensor) -> torch.Tensor:
+        """The image of a row ``(1,)`` of a case whose rows lie at ``offset`` of the batch."""
+        if tensor_version(self.batch) == self._version:
+            return self.batch.index_select(0, (offset + row).to(self.batch.device))
+        number = int(row)  # the network has changed the batch in place
+        image = self.states[index].images.unperturbed()
+        self.states[index].images.write(number, number + 1, out=image)
+        return image
+
+    def _run_alone(self, index: int, image: torch.Tensor, row: torch.Tensor | int = 0) -> Seen:
+        """The output of the image ``(1, C, *spatial)`` of a case's row when run alone."""
+        state = self.states[index]
+        number = int(row) if state.masks.numbers else 0  # on a GPU, to know the row is to wait
+
+        def run(images: torch.Tensor, words: str) -> Seen:
+            output = self.run(images, [(index, number, number + 1)] * len(images))
+            return Seen.of(rows(output, 0, 1, len(images)), state.target, words)
+
+        return cast(Seen, run_alone(self.forward.network, image, len(self.batch), run))
