@@ -16,7 +16,7 @@ from monai.utils import CommonKeys
 from monai_saliency.data.cached_dataset import CachedDataset, is_random
 from monai_saliency.errors import as_case_error
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.networks.runtime import network_key
+from monai_saliency.networks.identity import network_key
 from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.transforms import Saliencyd
 from monai_saliency.utils.inversion import MOVING

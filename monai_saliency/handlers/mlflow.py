@@ -13,7 +13,7 @@ from typing import Any
 from monai.handlers import MLFlowHandler
 
 from monai_saliency.handlers.summary import Summary, figures
-from monai_saliency.networks.runtime import network_fingerprint
+from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.arguments import require
 from monai_saliency.utils.monai_private import set_experiment

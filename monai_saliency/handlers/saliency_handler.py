@@ -27,8 +27,8 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.progress import Progress
+from monai_saliency.networks.identity import network_fingerprint, same_network
 from monai_saliency.networks.outputs import check_rows, rows
-from monai_saliency.networks.runtime import network_fingerprint, same_network
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.scans import scan_name
 from monai_saliency.storage.score_store import ScoreStore

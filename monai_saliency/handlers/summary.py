@@ -24,7 +24,8 @@ from monai.utils import OptionalImportError
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.metrics.peak import peak_voxel
-from monai_saliency.networks.runtime import network_fingerprint, plain_network, runtime_settings
+from monai_saliency.networks.identity import network_fingerprint
+from monai_saliency.networks.runtime import plain_network, runtime_settings
 from monai_saliency.storage.dicom import is_dicom, series_files
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.storage.key import fingerprint, input_files

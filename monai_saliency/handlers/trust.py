@@ -29,7 +29,7 @@ from monai_saliency.metrics.method_checks import RankAgreement, Repeatability, r
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.perturbation_curve import Deletion, Insertion
 from monai_saliency.metrics.plausibility import AUPRC, Leakage, MassInLabel, Pointing
-from monai_saliency.networks.runtime import network_key
+from monai_saliency.networks.identity import network_key
 from monai_saliency.storage.key import fingerprint, scores_key
 from monai_saliency.storage.label_maps import label_problem, load_label, on_image
 from monai_saliency.storage.tables import TRUST_COLUMNS, CaseTable

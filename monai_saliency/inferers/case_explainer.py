@@ -18,7 +18,7 @@ from monai_saliency.inferers.ensemble_state import EnsembleState
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explaining
 from monai_saliency.inferers.progress import Progress
-from monai_saliency.networks.runtime import network_key
+from monai_saliency.networks.identity import network_key
 from monai_saliency.sharding import WHOLE, Part
 from monai_saliency.storage.key import Unfingerprintable, scores_key
 from monai_saliency.storage.score_store import ScoreStore, StoredScores

@@ -6,8 +6,8 @@
 ``adapters``     networks of other libraries with the interface of MONAI's networks
 ``nnunet``       a trained nnU-Net v2 model, and its folds and mirrored copies as one network
 ``ensemble``     several networks as one, which run together
-``runtime``      how fast a network runs: half precision, channels last in memory, compiled; and the key by which
-                 it is known, whatever runs it, which decides whether its stored scores may be used again
+``runtime``      how fast a network runs: half precision, channels last in memory, compiled
+``identity``     the key by which a network is known, whatever runs it: it decides whether stored scores may be used
 ``checkpoints``  loading weights, and networks that ``torch.export`` has written
 ===============  ==============================================================================================
 """
@@ -15,8 +15,9 @@
 from monai_saliency.networks.adapters import OnImageGrid
 from monai_saliency.networks.checkpoints import load_checkpoint, network_of
 from monai_saliency.networks.ensemble import Ensemble
+from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, ListInput, TensorInput
-from monai_saliency.networks.runtime import accelerated, network_fingerprint, runtime_settings
+from monai_saliency.networks.runtime import accelerated, runtime_settings
 
 __all__ = [
     "ArgumentInputs",

@@ -1,4 +1,4 @@
-"""How fast a network runs: in half precision, with channels last in memory, compiled; and which network it is.
+"""How fast a network runs: in half precision, with channels last in memory, compiled.
 
 Each setting changes scores by rounding, so each is off by default and counts as a part of the network. Masks, perturbed
 images, scores and maps stay in float32.
@@ -12,15 +12,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from monai_saliency.networks.ensemble import Ensemble
-from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.utils.arguments import check_option, flag, instance
-from monai_saliency.utils.monai_private import heeding_hooks, is_compiled, tree_leaves, tree_map
+from monai_saliency.utils.monai_private import heeding_hooks, tree_leaves, tree_map
 
-__all__ = ["Accelerated", "accelerated", "check_runtime", "network_fingerprint", "network_key", "plain_network"]
-__all__ += ["runtime_settings", "same_network"]
+__all__ = ["Accelerated", "accelerated", "check_runtime", "plain_network", "runtime_settings"]
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -156,23 +153,9 @@ def _channels_last(value: Any) -> Any:
     return value.as_strided(value.shape, (value.stride(0), 1, *value.stride()[2:]))
 
 
-# Which network it is. -------------------------------------------------------------------------------------------------
-
-
 def plain_network(network: Any) -> Any:
     """The network inside :func:`accelerated`; any other network, and an ensemble, as it is."""
     return network.network if isinstance(network, Accelerated) else network
-
-
-def same_network(one: Any, other: Any) -> bool:
-    """Whether two networks are one, however fast each runs."""
-    return [*map(id, _plain_members(one))] == [*map(id, _plain_members(other))]
-
-
-def _plain_members(network: Any) -> list[Any]:
-    """The networks of an ensemble, or a network alone, without what makes them faster."""
-    members = network.networks if isinstance(network, Ensemble) else [network]
-    return [plain_network(member) for member in members]
 
 
 def runtime_settings(network: Any) -> dict[str, Any]:
@@ -180,35 +163,3 @@ def runtime_settings(network: Any) -> dict[str, Any]:
     if isinstance(network, Ensemble):
         network = network.networks[0]  # all run alike
     return network.settings if isinstance(network, Accelerated) else {}
-
-
-def network_fingerprint(network: Any, network_id: str | None = None) -> str | None:
-    """A hash of a network: its classes, the versions of their packages, its parameters, buffers and other attributes.
-
-    Args:
-        network: a module, or any other callable.
-        network_id: a name chosen by the caller, which must change whenever the network does. Needed for everything but
-            a module that consists of importable classes and of plain values: TorchScript, hooks, lambdas, open files.
-
-    It is None for a network that cannot be identified, whose results must not be used again.
-    """
-    try:
-        return network_key(network, network_id)
-    except Unfingerprintable:
-        return None
-
-
-def network_key(network: Any, network_id: str | None = None) -> str:
-    """As :func:`network_fingerprint`, with the reason where a network cannot be identified."""
-    advice = "give it a network_id, a name that changes when it does"
-    if network_id:
-        return fingerprint([network_id, runtime_settings(network)])
-    if not isinstance(network, torch.nn.Module) or isinstance(network, torch.jit.ScriptModule):
-        kind = "TorchScript" if isinstance(network, torch.nn.Module) else "not a module"
-        raise Unfingerprintable(f"the network is {kind}: {advice}")
-    while isinstance(network, DataParallel | DistributedDataParallel) or is_compiled(network):
-        network = next(network.children())
-    try:
-        return fingerprint(network)
-    except Unfingerprintable as error:
-        raise Unfingerprintable(f"the network holds {error}: {advice}") from error

@@ -21,7 +21,7 @@ from monai.bundle import ConfigParser
 from monai.networks.nets import DenseNet
 
 from monai_saliency.errors import root_cause
-from monai_saliency.networks.runtime import network_fingerprint
+from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.visualize.legend import is_noise
 
 
