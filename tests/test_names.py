@@ -66,10 +66,13 @@ def test_a_target_is_a_class_several_or_what_is_predicted() -> None:
     assert torch.equal(maps(target=[0, 2]), maps(target=ms.ClassScore([0, 2], **softmax)))
     assert torch.equal(ms.explain(NETWORK, IMAGES, 2, "rise", num_masks=20, grid_size=2), maps(target=2))
     assert torch.equal(ms.explain(NETWORK, IMAGES, num_masks=40), ms.focused_rise(40)(IMAGES, NETWORK))
+    ends_in_softmax = nn.Sequential(NETWORK, nn.Softmax(1))
+    expected = maps(target=ms.ClassScore("predicted", "softmax"))
+    torch.testing.assert_close(ms.explain(ends_in_softmax, IMAGES, method="rise", num_masks=20, grid_size=2), expected)
     with pytest.raises(
         ValueError, match=r"may hold probabilities or logits.* target=ms\.AutoTarget\(activation='none'\)"
     ):
-        ms.explain(nn.Sequential(NETWORK, nn.Softmax(1)), IMAGES)
+        ms.explain(nn.Sequential(NETWORK, nn.Sigmoid()), IMAGES)
 
 
 def test_what_is_known_of_the_images() -> None:

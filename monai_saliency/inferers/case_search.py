@@ -10,6 +10,7 @@ from torch import Tensor
 
 from monai_saliency.errors import CaseError
 from monai_saliency.masks.base import BoundMasks, Id, Ids, Observed, Search
+from monai_saliency.targets.base import BoundTarget
 
 __all__ = ["CaseSearch"]
 
@@ -59,9 +60,10 @@ class CaseSearch:
         """Whether all masks so far have scores."""
         return bool(self.seen.all())
 
-    def begin(self, reference_scores: Tensor) -> None:
-        """Take the scores ``(K,)`` of the unperturbed image."""
+    def begin(self, reference_scores: Tensor, if_nan: str = BoundTarget.if_nan) -> None:
+        """Take the scores ``(K,)`` of the unperturbed image, and what is likely wrong where a score is NaN."""
         self.reference_scores = reference_scores
+        self._if_nan = if_nan
         self.scores = reference_scores.new_zeros(len(self.ids), len(reference_scores))
 
     def update(self, rows: Sequence[int], scores: Tensor) -> None:
@@ -81,8 +83,7 @@ class CaseSearch:
         if bool(wrong.any()):
             raise CaseError(
                 self.name,
-                f"{int(wrong.any(dim=1).sum())} of {len(wrong)} network scores are NaN or "
-                "infinite; check the network's weights and the preprocessing of this case",
+                f"{int(wrong.any(dim=1).sum())} of {len(wrong)} network scores are NaN or infinite; {self._if_nan}",
             )
 
     def require_complete(self) -> None:

@@ -99,7 +99,7 @@ class CaseState:
     def bind(self, reference: Any) -> None:
         """Bind the target to the network's output of the unperturbed image, and take the scores that are stored."""
         self.target = self.bound_to(reference)
-        self.search.begin(self.target(reference)[0].clone())
+        self.search.begin(self.target(reference)[0].clone(), self.target.if_nan)
         self.values = sampled(reference)
         self.rounding = max(self.rounding, score_precision(None, *(values.dtype for values in self.values)))
         self.kept.resume(self.target)

@@ -5,14 +5,13 @@ Autocast, cancellation, and halving a batch that is too large for the memory bel
 
 from __future__ import annotations
 
-import gc
+import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from threading import local
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +22,7 @@ from monai.inferers import Inferer, SliceInferer
 from monai_saliency.errors import CaseError
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath, check_rows, joined, read, rows
-from monai_saliency.utils.monai_private import before_forwards, tensor_version, tree_map
+from monai_saliency.utils.monai_private import tensor_version, tree_map
 
 __all__ = ["Cancelled", "Forward", "Guard", "evaluating", "known_of"]
 
@@ -39,8 +38,7 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 #: errors of networks that were given something else than they take
 _OF_SHAPES = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 
-_here = local()  # of each thread, the parts that it has put into evaluation mode
-_STEPS = 8  # from a callable to the modules that it holds, such as those in a list of an object in a closure
+_STEPS = 5  # from a callable to the modules that it holds: a partial, its method, its object, a list, a module
 
 _known: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
@@ -193,69 +191,53 @@ def _in_parts(batch: torch.Tensor, values: Mapping[Any, torch.Tensor], size: int
 
 @contextmanager
 def evaluating(network: Any) -> Iterator[None]:
-    """Put a network into evaluation mode: each module that it holds, in attributes, lists, closures and global
-    variables, and each that this thread runs meanwhile. Afterwards each part has the mode it had before.
+    """Put the modules of a network into evaluation mode. Afterwards each part has the mode it had before.
+
+    Found are a module with its submodules, and the modules that another callable obviously holds: in a closure, in a
+    global variable that a function names, in the object of a method, in a partial, and in plain attributes, lists and
+    dictionaries, at most a few steps away. Whoever hides a module deeper calls ``.eval()``.
     """
-    trained: dict[int, torch.nn.Module] = {}
-    for module in _held_modules(network):
-        _evaluate(module, trained)
-    outer, _here.trained = getattr(_here, "trained", None), trained
+    parts = [part for module in _held_modules(network) for part in module.modules()]
+    trained = [part for part in parts if getattr(part, "training", False)]  # frozen TorchScript has no mode
+    for part in trained:
+        _evaluate(part)
     try:
-        with before_forwards(_before_forward):
-            yield
+        yield
     finally:
-        _here.trained = outer
-        for part in trained.values():
+        for part in trained:
             part.training = True
 
 
 def _held_modules(network: Any) -> list[torch.nn.Module]:
-    """The modules within a few steps from a callable."""
-    found: dict[int, Any] = {}
-    new = {id(network): network}
+    """The modules within a few steps from a callable; their submodules are not listed."""
+    found: list[torch.nn.Module] = []
+    level = [network]
     for _ in range(_STEPS):
-        unknown = [each for key, each in new.items() if key not in found]
-        parts = [part for each in unknown if isinstance(each, torch.nn.Module) for part in each.modules()]
-        new = {id(each): each for each in (*unknown, *parts) if id(each) not in found}
-        found |= new
-        new = {id(held): held for each in new.values() for held in _held(each)}
-    return [each for each in found.values() if isinstance(each, torch.nn.Module)]
+        found += [value for value in level if isinstance(value, torch.nn.Module)]
+        level = [part for value in level for part in _parts(value)]
+    return found
 
 
-def _held(value: Any) -> list[Any]:
-    """Attributes and items of a value, and what a function encloses, with the global variables that its code names."""
-    if isinstance(value, (type, ModuleType, CodeType, torch.Tensor)):
-        return []
-    held = gc.get_referents(value)
+def _parts(value: Any) -> Iterable[Any]:
+    """What a value holds that is no module itself: items, attributes, and what a function refers to by a name."""
+    if isinstance(value, (type, ModuleType, torch.nn.Module, torch.Tensor)):
+        return ()
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, MethodType):
+        return (value.__self__,)
     if isinstance(value, FunctionType):
-        held = [each for each in held if each is not value.__globals__]
-        held += [value.__globals__.get(name) for name in _names(value.__code__)]
-    return held
+        names = inspect.getclosurevars(value)
+        return *names.nonlocals.values(), *names.globals.values()
+    return getattr(value, "__dict__", {}).values()
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """The names in a function's code, and in the functions inside it."""
-    yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _names(each)
-
-
-def _before_forward(module: torch.nn.Module, _: Any) -> None:
-    if not getattr(module, "training", False):  # a frozen TorchScript module has no mode
-        return
-    if torch.compiler.is_dynamo_compiling():
-        raise RuntimeError("a compiled function runs a module in training mode: call its .eval()")
-    if (trained := getattr(_here, "trained", None)) is not None:
-        _evaluate(module, trained)
-
-
-def _evaluate(module: torch.nn.Module, trained: dict[int, torch.nn.Module]) -> None:
-    """Put a module into evaluation mode, and note which of its parts were not in it."""
-    parts = {id(part): part for part in module.modules() if getattr(part, "training", False)}
-    trained.update(parts)
-    if parts:
-        try:
-            module.eval()
-        except NotImplementedError:  # the mode of an exported program is fixed, whatever this says
-            module.training = False
+def _evaluate(module: torch.nn.Module) -> None:
+    try:
+        module.eval()
+    except NotImplementedError:  # the mode of an exported program is fixed, whatever this says
+        module.training = False

@@ -187,9 +187,9 @@ class PerturbationInferer(Inferer):
         """Explain a batch of images, and give all that is known of each.
 
         Args:
-            inputs: ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
-            network: any callable on such inputs. Modules that it holds or runs are in evaluation mode meanwhile. Call
-                ``.eval()`` yourself on those that only another thread, process or server can reach.
+            inputs: a tensor or NumPy array ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
+            network: any callable on such inputs. Its modules are in evaluation mode meanwhile: those of a module, and
+                those in a closure, a partial or plain attributes. Call ``.eval()`` yourself on others.
             cases: for each image its name, label map, voxel sizes and file, as far as they are known; by default
                 those of the inputs' meta data. Masks and targets of regions need label maps, masks in mm voxel sizes,
                 and fills in the scan's unit files.

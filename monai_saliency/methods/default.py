@@ -28,7 +28,7 @@ def explain(
 
     Args:
         network: any callable on such images.
-        images: ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
+        images: a tensor or NumPy array ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
         target: which number of the output is explained: a target, a class, or a list of classes; by default what the
             network predicts (:class:`~monai_saliency.targets.auto.AutoTarget`).
         method: a function such as ``ms.rise``, or its name.

@@ -86,7 +86,14 @@ class TensorInput:
     __repr__ = written
 
     def split(self, inputs: Any) -> SplitInputs:
-        """Split the inputs of a batch of cases, as the user gives them."""
+        """Split the inputs of a batch of cases, as the user gives them: a tensor, or a NumPy array."""
+        if isinstance(inputs, (list, tuple)):
+            raise ValueError(
+                f"`inputs` is a {type(inputs).__name__} of {len(inputs)}. If the network takes a list of images "
+                "(C, *spatial), write ms.explain(network, images, inputs=ms.ListInput()). If it takes several "
+                "inputs, write ms.explain(network, inputs, inputs=ms.ArgumentInputs(perturb=0))"
+            )
+        inputs = _from_numpy(inputs)
         images = _images("`inputs`", inputs)
         return SplitInputs(images, with_own_meta(inputs), images[:, :0])
 
@@ -114,6 +121,8 @@ class TensorInput:
 class ListInput(TensorInput):
     """A list of images ``(C, *spatial)``, as detectors take it. The inner inferer gets the list too.
 
+    The images to explain are a batch ``(B, C, *spatial)``, or a list of images ``(C, *spatial)`` of one shape.
+
     Example::
 
         >>> import torch
@@ -124,6 +133,11 @@ class ListInput(TensorInput):
         >>> explain(torch.ones(3, 1, 4, 4), detector).shape
         torch.Size([3, 1, 4, 4])
     """
+
+    def split(self, inputs: Any) -> SplitInputs:
+        if isinstance(inputs, (list, tuple)):
+            inputs = torch.stack([_from_numpy(image) for image in inputs])
+        return super().split(inputs)
 
     def check_inferer(self, split: SplitInputs, inferer: Inferer) -> None:
         if isinstance(inferer, (SlidingWindowInferer, PatchInferer)):
@@ -148,7 +162,8 @@ class _NamedInputs(TensorInput):
         if not isinstance(inputs, (Mapping, Sequence)):
             words = f"`inputs` must be a dictionary or a sequence of tensors for {type(self).__name__}"
             raise ValueError(f"{words}, got {type(inputs).__name__}")
-        tensors = dict(inputs) if isinstance(inputs, Mapping) else dict(enumerate(inputs))
+        named = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
+        tensors = {name: _from_numpy(value) for name, value in named}
         missing = [name for name in self.perturb if name not in tensors]
         if missing:
             raise ValueError(f"`perturb` names {missing}, the inputs are {list(tensors)}")
@@ -304,6 +319,13 @@ def _held(name: Any, value: Any, first: torch.Tensor) -> torch.Tensor:
         words = f"a tensor with one row for each of {len(first)} cases"
         raise ValueError(f"held input {name!r} must be {words}, got {_shape(value)}")
     return plain(value).to(first.device)
+
+
+def _from_numpy(value: Any) -> Any:
+    """A NumPy array as a tensor; anything else unchanged."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return torch.from_numpy(np.ascontiguousarray(value))  # a flipped array has steps that torch does not take
 
 
 def _images(what: str, images: Any) -> torch.Tensor:

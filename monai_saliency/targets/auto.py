@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from monai_saliency.targets import (
     RegressionScore,
     Target,
 )
-from monai_saliency.targets.base import ACTIVATIONS, SCALES, Quantity, in_unit_interval
+from monai_saliency.targets.base import ACTIVATIONS, SCALES, Quantity, in_unit_interval, rows_sum_to_one
 from monai_saliency.targets.postprocessing import Reading
 from monai_saliency.targets.regions import Labels
 from monai_saliency.targets.segmentation import PredictedRegionScore
@@ -33,6 +34,8 @@ __all__ = ["AutoTarget", "Choice", "finds_nothing"]
 logger = logging.getLogger(__name__)
 
 _MAX_MAPS = 10
+_PROBABILITIES = "probabilities, since it lies in [0, 1] and sums to 1"
+_SUMS_TO_ONE = 1e-4  # how near: far from what logits of float32 do by chance, and above the rounding of a softmax
 # Names of outputs that hold a prediction, among outputs that hold features or other intermediate results.
 _PREDICTION = re.compile("pred|prob|class|cls|logit|seg|mask|out", re.IGNORECASE)
 
@@ -45,6 +48,7 @@ class Choice:
     words: str  # what is explained and why
     path: tuple[Any, ...] | None = None  # keys and indices, from the outside in; None for all
     prediction: int | None = None  # 1 or 0, where the bundle makes it of one output by a threshold
+    assumed: str | None = None  # what the output holds, where neither a setting nor the postprocessing says it
 
 
 class AutoTarget(Target):
@@ -66,18 +70,22 @@ class AutoTarget(Target):
     above 0.5 after a sigmoid.
 
     What a score means (a probability or the network's own number, one class of several or several at once) is the same
-    for all cases of a cohort: it follows from these settings, the postprocessing and the output's shape, never from the
-    values of a case. Only ``scale`` looks at a case: a saturated probability is explained by its log-odds. In this
-    order:
+    for all cases of a cohort: it follows from these settings, the postprocessing, the output's shape and whether the
+    network ends in a softmax. Only ``scale`` looks at a case: a saturated probability is explained by its log-odds. In
+    this order:
 
     1. ``activation``, where it is given. With ``"none"`` scores are the network's own numbers.
     2. The activation of the postprocessing.
     3. One channel that no postprocessing makes a class of: its own value. With several channels, or before an
        activation or a label, a function that cannot be read (such as ``Lambdad``) is refused with an error that asks
        for ``activation``.
-    4. Otherwise the network is taken to end in logits: softmax for several channels, unless the postprocessing applies
+    4. Probabilities, where the channels lie in [0, 1] and sum to 1 within 1e-4, as a network gives them that ends in a
+       softmax. They are explained as they are. A case fails where an output of a perturbed image does not sum to 1.
+    5. Otherwise the network is taken to end in logits: softmax for several channels, unless the postprocessing applies
        a threshold, else sigmoid. A case whose output lies in [0, 1] may hold probabilities already, and fails with an
        error that asks for ``activation``.
+
+    The log says which of the last two was taken.
 
     Args:
         readings: what the bundle's postprocessing does with its predictions, from
@@ -127,6 +135,8 @@ class AutoTarget(Target):
         choice = self.choose(reference_output, case)
         if self.against is not None and not isinstance(choice.target, ClassScore):
             raise ValueError(f"`against` is for classes of the whole image, and this is {choice.words}: leave it out")
+        if choice.assumed is not None:
+            logger.info("case %s: the network's output is read as %s", case.name, choice.assumed)
         part = read(reference_output, choice.path)
         bound = choice.target.bind(part, case)
         is_softmax = getattr(choice.target, "activation", None) == "softmax"
@@ -169,25 +179,30 @@ class AutoTarget(Target):
         if not spatial and (own or values.ndim != 2):
             self._check_numbers(values, reading, where)
             return self._regression(values, path, where)
-        activation = self.activation or self._activation(values, reading)
+        assumed = None
+        activation = self.activation or reading.activation
+        if activation is None:
+            activation, assumed = self._assumed(values, reading)
         labels = reading.labels(values, activation)
         choose = self._segmentation if spatial else self._classification
         target, words = choose(values, activation, labels)
-        name = {"none": "score"}.get(activation, f"{activation} probability")
+        name = f"{activation} probability"
+        if activation == "none":
+            name = "score" if assumed is None else "probability"
         is_single = reading.discrete == "threshold" and one_channel and not spatial
         single = int(labels.values) if is_single else None
-        return Choice(target, words.format(name=name) + where, path, single)
+        return Choice(target, words.format(name=name) + where, path, single, assumed)
 
-    def _activation(self, values: torch.Tensor, reading: Reading) -> str:
-        """The activation of the bundle, or the default."""
+    def _assumed(self, values: torch.Tensor, reading: Reading) -> tuple[str, str]:
+        """The activation where none is given, and what the output ``(1, C, ...)`` is taken for."""
         if reading.unread:
             raise ValueError(
                 f"the network's output {shape(values)} may hold anything: the bundle's postprocessing "
                 f"{reading.unread}, so its scores are not known. Give activation='none' (--saliency_activation none) "
                 "for the network's own numbers, or 'softmax' or 'sigmoid' if it returns logits of classes"
             )
-        if reading.activation:
-            return reading.activation
+        if values.shape[1] > 1 and bool(rows_sum_to_one(values, _SUMS_TO_ONE).all()):
+            return "none", _PROBABILITIES
         found = "sigmoid" if reading.discrete == "threshold" or values.shape[1] == 1 else "softmax"
         if in_unit_interval(values):
             raise ValueError(
@@ -196,7 +211,7 @@ class AutoTarget(Target):
                 f"in a softmax or sigmoid, or activation={found!r} if it returns logits; in Python "
                 f"target=ms.AutoTarget(activation='none') or target=ms.AutoTarget(activation={found!r})"
             )
-        return found
+        return found, f"logits, of which a {found} makes probabilities"
 
     def _classification(self, values: torch.Tensor, activation: str, labels: Labels) -> tuple[Target, str]:
         """The target of classes; where several may be predicted, of all that are."""
@@ -277,9 +292,20 @@ class _BoundChoice(BoundTarget):
         self.choice = choice
         self.bound = bound
         self.labels = bound.labels
+        if choice.assumed == _PROBABILITIES:
+            self.if_nan = (
+                f"the network's output of the unperturbed image was read as {_PROBABILITIES}, and another image's is "
+                "not: give activation='softmax' if the network returns logits, or activation='none' to explain its own "
+                "numbers (--saliency_activation; in Python target=ms.AutoTarget(activation=...))"
+            )
 
     def __call__(self, output: Any) -> torch.Tensor:
-        return self.bound(read(output, self.choice.path))
+        part = read(output, self.choice.path)
+        scores = self.bound(part)
+        if self.choice.assumed != _PROBABILITIES:
+            return scores
+        # NaN fails the case later, when scores are on the host: a check here would wait for the device.
+        return scores.masked_fill(~rows_sum_to_one(part, _SUMS_TO_ONE)[:, None], math.nan)
 
     def describe(self) -> dict[str, Any]:
         found, made = self.bound.describe(), self.choice.prediction

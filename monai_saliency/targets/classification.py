@@ -24,7 +24,7 @@ from monai_saliency.targets.base import (
     log_odds_of,
     log_probabilities,
     quantity_after,
-    sums_to_one,
+    rows_sum_to_one,
     to_float,
 )
 from monai_saliency.utils.arguments import check_option, indices, whole_number
@@ -134,7 +134,7 @@ class ClassScore(Target):
 
 def _are_probabilities(scores: torch.Tensor, activation: str) -> bool:
     """Whether the scores ``(classes,)`` of an image are probabilities, which without an activation several tell."""
-    return activation != "none" or (len(scores) > 1 and in_unit_interval(scores) and sums_to_one(scores[None]))
+    return activation != "none" or (len(scores) > 1 and bool(rows_sum_to_one(scores[None]).all()))
 
 
 class _BoundClassScore(BoundTarget):

@@ -227,7 +227,7 @@ def voxels_of_mm(sizes: Sequence[float], spacing: Sequence[float] | None) -> tup
     if spacing is None:
         raise ValueError(
             "sizes in mm need the image's voxel sizes, which are unknown: give a MetaTensor with its affine (as "
-            "LoadImaged does) or `spacings`, or give the sizes in voxels"
+            "LoadImaged does) or `spacing` in mm, or give the sizes in voxels"
         )
     # Rounded first, since voxel sizes in files, and voxel sizes of oblique affines, are not exact.
     return tuple(max(1, int(round(size / edge, 4) + 0.5)) for size, edge in zip(sizes, spacing, strict=True))

@@ -6,11 +6,8 @@ A new release of MONAI, torch or ignite is checked here, and nowhere else.
 from __future__ import annotations
 
 import inspect
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 
 import torch
@@ -19,9 +16,6 @@ from monai.engines import SupervisedEvaluator
 # MONAI has no public function for the step from patch to patch, which it rounds in its own way.
 from monai.inferers.utils import _get_scan_interval as scan_interval
 from monai.metrics import CumulativeIterationMetric
-
-# The public function numbers each hook anew, and torch.compile compiles again for each number.
-from torch.nn.modules.module import _global_forward_pre_hooks
 
 # Only the configuration that torch calls experimental records all threads, and cases are loaded and saved in others.
 from torch.profiler import _ExperimentalConfig
@@ -34,10 +28,8 @@ from monai_saliency.utils.arguments import require
 __all__ = [
     "BatchMetric",
     "IterationEvaluator",
-    "before_forwards",
     "event_handlers",
     "postprocessing_of",
-    "heeding_hooks",
     "holds_compiled",
     "is_compiled",
     "is_view",
@@ -88,27 +80,6 @@ def is_view(tensor: torch.Tensor) -> bool:
     return tensor._is_view()
 
 
-_hooked: Counter[Any] = Counter()
-_hooking = Lock()
-# A hook of ours leaves compiled modules alone.
-warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
-
-
-@contextmanager
-def before_forwards(hook: Callable[[torch.nn.Module, Any], None]) -> Iterator[None]:
-    """Call a function before each forward of any module, in any thread, that is called as a whole."""
-    with _hooking:
-        _hooked[hook] += 1
-        _global_forward_pre_hooks[id(hook)] = hook
-    try:
-        yield
-    finally:
-        with _hooking:
-            _hooked[hook] -= 1
-            if not _hooked[hook]:
-                del _global_forward_pre_hooks[id(hook)]
-
-
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether a module is the wrapper that ``torch.compile`` makes, whose class is in a private module."""
     return type(module).__module__ == "torch._dynamo.eval_frame"
@@ -119,11 +90,6 @@ def holds_compiled(network: Any) -> bool:
     if not isinstance(network, torch.nn.Module):
         return False
     return any(is_compiled(part) or getattr(part, "compiles", False) is True for part in network.modules())
-
-
-def heeding_hooks() -> Any:
-    """While this is entered, a compiled module runs hooks that it was given afterwards. By default it does not."""
-    return torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
 
 
 def event_handlers(engine: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:

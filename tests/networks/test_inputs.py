@@ -57,6 +57,41 @@ def test_a_sequence_of_inputs_goes_by_place() -> None:
     torch.testing.assert_close(maps, one_by_one(IMAGES), rtol=0, atol=1e-12)
 
 
+def test_a_numpy_array_is_a_tensor() -> None:
+    explain = ms.rise(7, 3, target=TARGET)
+    network = lambda images: images.flatten(1)[:, :2]  # noqa: E731
+    assert torch.equal(explain(IMAGES.numpy(), network), explain(IMAGES, network))
+    flipped = IMAGES.numpy()[..., ::-1]
+    assert torch.equal(explain(flipped, network), explain(IMAGES.flip(-1), network))
+    named = ms.rise(7, 3, target=TARGET, inputs=ms.ArgumentInputs(1))
+    arrays = PRIORS.numpy(), IMAGES.numpy(), AGES.numpy()
+    maps = named(arrays, lambda prior, image, age: score(image, prior, age))
+    torch.testing.assert_close(maps, one_by_one(IMAGES), rtol=0, atol=1e-12)
+
+
+def test_a_tuple_of_images_is_told_what_to_write() -> None:
+    """And what the error says works."""
+    images = IMAGES[0].float(), IMAGES[1].float()
+    with pytest.raises(ValueError, match=r"is a tuple of 2.*inputs=ms\.ListInput.*ArgumentInputs\(perturb=0") as error:
+        ms.explain(torch.stack, images, 0)
+    of_list, of_several = re.findall(r"ms\.explain\(.*?\)\)", str(error.value))
+
+    def detector(given: list[torch.Tensor]) -> torch.Tensor:
+        assert isinstance(given, list)
+        return torch.stack([9 * image.mean((1, 2)) for image in given])
+
+    maps = eval(of_list, {"ms": ms, "images": images, "network": detector})
+    expected = ms.explain(lambda batch: 9 * batch.mean((2, 3)), torch.stack(images))
+    torch.testing.assert_close(maps, expected)
+
+    def difference(fixed: torch.Tensor, moving: torch.Tensor) -> torch.Tensor:
+        return 9 * (fixed - moving).mean((2, 3))
+
+    fixed, moving = images[0][None], images[1][None]
+    maps = eval(of_several, {"ms": ms, "inputs": (fixed, moving), "network": difference})
+    torch.testing.assert_close(maps, ms.explain(lambda image: difference(image, moving), fixed))
+
+
 def test_planted_truth_in_the_perturbed_input_only() -> None:
     """The network reads one box of T1 and another of FLAIR; with T1 perturbed, only its box shows, at its weight."""
     boxes = (..., slice(0, 3), slice(3, 6)), (..., slice(3, 6), slice(0, 3))

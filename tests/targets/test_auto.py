@@ -1,3 +1,4 @@
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from monai.apps.vista3d.transforms import VistaPostTransformd
 
 import monai_saliency as ms
+from monai_saliency.errors import CaseError
 from monai_saliency.targets.auto import finds_nothing
 from monai_saliency.targets.postprocessing import Reading, read_postprocessing
 
@@ -83,7 +85,7 @@ ONE = torch.tensor([[[[0.2, 0.9, 0.7, 0.1]]]]).expand(1, 1, 4, 4)
 
 
 @pytest.mark.parametrize("reading", [{}, {"discrete": "argmax"}, {"discrete": "threshold"}])
-@pytest.mark.parametrize("output", [LOGITS.softmax(1), PROBABILITIES, torch.rand(1, 2, 4, 4)])
+@pytest.mark.parametrize("output", [PROBABILITIES, torch.rand(1, 2, 4, 4)])
 def test_what_may_be_probabilities_or_logits_is_asked_for(output: torch.Tensor, reading: dict[str, Any]) -> None:
     """Nothing but this case's numbers could say which, and the next case's might say another."""
     with pytest.raises(ValueError, match=r".* may hold probabilities or logits.*--saliency_activation none"):
@@ -92,10 +94,12 @@ def test_what_may_be_probabilities_or_logits_is_asked_for(output: torch.Tensor, 
 
 #: outputs of one network for several cases, as different as they can be
 CASES = {
-    "several channels": [LOGITS, LOGITS * 20, LOGITS / 100 + 0.3, LOGITS - 9, PROBABILITIES, LOGITS.softmax(1)],
+    "several channels": [LOGITS, LOGITS * 20, LOGITS / 100 + 0.3, LOGITS - 9, PROBABILITIES],
+    "ends in a softmax": [each.softmax(1) for each in (LOGITS, LOGITS * 20, LOGITS * 200, LOGITS / 100)],
     "one number": [torch.tensor([[each]]) for each in (61.5, 0.7, -3.0, 0.0, 1.0)],
     "an image": [ONE, ONE * 90, ONE - 5, torch.zeros(1, 1, 4, 4)],
     "a volume of classes": [torch.randn(1, 3, 4, 4) * scale for scale in (0.01, 1, 50)] + [torch.rand(1, 3, 4, 4)],
+    "a volume of probabilities": [(torch.randn(1, 3, 4, 4) * scale).softmax(1) for scale in (0.01, 1, 50)],
 }
 
 
@@ -117,6 +121,42 @@ def test_one_meaning_a_cohort(kind: str, reading: dict[str, Any] | None, activat
         # Where no voxel is predicted the mean is that of the image.
         meanings.add((found.words.removesuffix("in the image").removesuffix("in the predicted region"), found.unit))
     assert len(meanings) <= 1
+
+
+@pytest.mark.parametrize("discrete", [None, "argmax", "threshold"])
+def test_the_end_of_a_softmax_is_seen(discrete: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """Its numbers are explained as they are, and the log says how they were read."""
+    target = ms.AutoTarget(readings(discrete=discrete))
+    output = LOGITS.softmax(1)
+    with caplog.at_level(logging.INFO, "monai_saliency"):
+        bound = target.bind(output, FLAT)
+        ms.AutoTarget().bind(LOGITS, ms.Case("other", FLAT.image))
+        ms.AutoTarget(activation="softmax").bind(LOGITS, ms.Case("given", FLAT.image))
+    assert "case flat: the network's output is read as probabilities, since it lies in [0, 1] and sums" in caplog.text
+    assert "case other: the network's output is read as logits, of which a softmax makes probabil" in caplog.text
+    assert "given" not in caplog.text
+    assert list(bound.labels) == [1]
+    torch.testing.assert_close(bound(output)[0], output[0, 1:2])
+    # As segmentations: in the predicted region, the mean.
+    volume = segmentation().softmax(1) * (1 + 9e-5)  # patches are averaged with rounding
+    regions = ms.AutoTarget(readings(discrete=discrete)).bind(volume, FLAT)
+    assert set(regions.labels) >= ({2} if discrete == "threshold" else {1, 2})
+    assert bool(regions(volume).isfinite().all())
+
+
+@pytest.mark.parametrize("other", [LOGITS, LOGITS.softmax(1) * 1.001, torch.tensor([[1.2, -0.1, -0.1]])])
+def test_rows_that_do_not_sum_to_one_are_refused(other: torch.Tensor) -> None:
+    """Then the unperturbed image's row summed to 1 by chance."""
+    output = LOGITS.softmax(1)
+    scores = ms.AutoTarget().bind(output, FLAT)(torch.cat([output, other, output]))
+    assert scores.isnan().flatten().tolist() == [False, True, False]
+
+    def network(images: torch.Tensor) -> torch.Tensor:
+        whole = images.flatten(1).amin(dim=1, keepdim=True) > 0
+        return torch.where(whole, output, other)
+
+    with pytest.raises(CaseError, match=r"was read as probabilities.*give activation='softmax'.*--saliency_activation"):
+        ms.explain(network, torch.ones(1, 1, 8, 8), method="rise", num_masks=10)
 
 
 def test_saturation_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 import gzip
 import json
 import platform
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +13,7 @@ import torch
 from helpers.own_bundle import BATCHES, settings
 from helpers.scans import write_scans
 
+import monai_saliency as ms
 from monai_saliency.utils.arguments import flag, voxels_of_mm
 from monai_saliency.utils.tensors import blend, finite_between, keep_freed_memory
 
@@ -63,6 +65,16 @@ print(json.dumps([kept, pages * resource.getpagesize() / output.nbytes, float(ou
 def test_mm_do_not_depend_on_an_affines_rounding() -> None:
     for edge in (2.0, 2.00000002, 1.99999998):
         assert voxels_of_mm((15.0, 20.0), (edge, edge)) == (8, 10)
+
+
+def test_sizes_in_mm_name_the_setting_that_gives_voxel_sizes() -> None:
+    explain, images = ms.sliding_window(4, window_unit="mm", target=0), torch.rand(1, 1, 8, 8)
+    network = lambda images: 9 * images.flatten(1)  # noqa: E731
+    with pytest.raises(ValueError, match="sizes in mm need") as error:
+        explain(images, network)
+    named = re.findall("or `([a-z]+)` in mm", str(error.value))
+    given = dict.fromkeys(named, (2.0, 2.0))
+    assert torch.equal(explain(images, network, **given), ms.sliding_window(2, target=0)(images, network))
 
 
 def test_a_command_lines_words_are_truth_values() -> None:
