@@ -5,13 +5,12 @@ Autocast, cancellation, and halving a batch that is too large for the memory bel
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -231,9 +230,20 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, MethodType):
         return (value.__self__,)
     if isinstance(value, FunctionType):
-        names = inspect.getclosurevars(value)
-        return *names.nonlocals.values(), *names.globals.values()
+        return _named_by(value)
     return getattr(value, "__dict__", {}).values()
+
+
+def _named_by(function: FunctionType) -> Iterator[Any]:
+    """What a function encloses, and the global variables that its code names, with the code of functions inside it."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # its variable has no value yet
+            yield cell.cell_contents
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
 
 
 def _evaluate(module: torch.nn.Module) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.utils.arguments import check_option, flag, instance
-from monai_saliency.utils.monai_private import tree_leaves, tree_map
+from monai_saliency.utils.monai_private import heeding_hooks, tree_leaves, tree_map
 
 __all__ = ["Accelerated", "accelerated", "check_runtime", "plain_network", "runtime_settings"]
 
@@ -114,7 +114,10 @@ class Accelerated(torch.nn.Module):
             inputs, named = tree_map(_channels_last, (inputs, named))
         leaves = [each for each in tree_leaves((inputs, named)) if isinstance(each, torch.Tensor)]
         kind = leaves[0].device.type if leaves else "cpu"
-        with nullcontext() if self.computes_in is None else torch.autocast(kind, self.computes_in):
+        with (
+            nullcontext() if self.computes_in is None else torch.autocast(kind, self.computes_in),
+            heeding_hooks() if self.compiles else nullcontext(),
+        ):
             output = self._network()(*inputs, **named)
         return tree_map(self._plain, output)
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from monai.data.box_utils import box_iou
-from torch.nn.utils.rnn import pad_sequence
 
 from monai_saliency.cases import Case
 from monai_saliency.targets.base import (
@@ -31,17 +30,26 @@ _KEYS = (("boxes", "labels", "labels_scores"), ("box", "label", "label_scores"),
 
 @dataclass(frozen=True)
 class _Detections:
-    """The detections of B images, each padded to N boxes by boxes with a score of 0."""
+    """The N detections of all images of a batch, one image after another.
 
+    Attributes:
+        counts: how many each of the B images has.
+        boxes: their corners ``(N, 4 or 6)``.
+        labels: their classes ``(N,)``.
+        objectness: ``(N,)``, 1 where the scores of all classes are known.
+        vectors: the scores of all classes ``(N, classes)``; None where only the label's score is known.
+    """
+
+    counts: list[int]
     boxes: torch.Tensor
+    labels: torch.Tensor
     objectness: torch.Tensor
-    classes: torch.Tensor
     vectors: torch.Tensor | None
 
     @property
     def scores(self) -> torch.Tensor:
-        """The detector's confidence in each box ``(B, N)``."""
-        return self.objectness if self.vectors is None else self.objectness * self.vectors.amax(dim=2)
+        """The detector's confidence in each box ``(N,)``."""
+        return self.objectness if self.vectors is None else self.vectors.amax(dim=1)
 
 
 class DetectionScore(Target):
@@ -123,16 +131,17 @@ class DetectionScore(Target):
             )
         if self.boxes is not None:
             return self._bind_given(self.boxes, reader, found)
-        scores = found.scores[0]
-        order = scores.argsort(descending=True, stable=True)[: int((scores >= self.threshold).sum())][: self.max_boxes]
-        if not len(order):
+        scores = found.scores
+        if not bool((scores >= self.threshold).any()):
             highest = f"the highest of its boxes scores {float(scores.max()):.3f}" if len(scores) else "it finds no box"
             raise ValueError(
                 f"the network finds no box that scores at least {self.threshold}, {highest}; lower `threshold`, or "
                 "give the `boxes` to be explained"
             )
-        vectors = None if found.vectors is None else found.vectors[0, order]
-        return _BoundDetectionScore(reader, found, found.boxes[0, order], found.classes[0, order], vectors)
+        count = int((scores >= self.threshold).sum())
+        order = scores.argsort(descending=True, stable=True)[:count][: self.max_boxes]
+        vectors = None if found.vectors is None else found.vectors[order]
+        return _BoundDetectionScore(reader, found, found.boxes[order], found.labels[order], vectors)
 
     def _bind_given(self, given: Any, reader: _Reader, found: _Detections) -> BoundTarget:
         boxes = torch.as_tensor(given)
@@ -143,9 +152,9 @@ class DetectionScore(Target):
         _check_corners(boxes, "`boxes`")
         classes = None
         if self.classes is not None:
-            classes = torch.as_tensor(self.classes).to(found.classes.device).long()
+            classes = torch.as_tensor(self.classes).to(found.labels.device).long()
             if found.vectors is not None:
-                check_indices(classes.tolist(), found.vectors.shape[2], "classes", "class")
+                check_indices(classes.tolist(), found.vectors.shape[1], "classes", "class")
             if classes.shape != boxes.shape[:1]:
                 raise ValueError(f"`classes` has shape {tuple(classes.shape)} for {len(boxes)} boxes")
         return _BoundDetectionScore(reader, found, boxes.to(found.boxes), classes, None)
@@ -186,42 +195,38 @@ class _Reader:
         self.keys = keys
         self.columns = 2 * (case.image.ndim - 1)
 
-    def __call__(self, output: Any) -> _Detections:
+    def __call__(self, output: Sequence[Mapping[str, Any]]) -> _Detections:
         images = [self._image(image) for image in output]
-        boxes, labels = [image[0] for image in images], [image[1] for image in images]
-        num_classes = max((scores.shape[1] for _, _, scores in images if scores.ndim == 2), default=0)
-        has_vectors = num_classes > 1
-        # For an image without detections, the detector may leave out the axis of classes.
-        padded = _padded([each.reshape(-1, num_classes) if has_vectors else each.flatten() for *_, each in images])
-        corners = _padded(boxes)
-        _check_corners(corners, "boxes that the network gives")
-        # The padding has no objectness.
-        objectness = _padded([padded.new_ones(len(each)) for each in boxes]) if has_vectors else padded
-        return _Detections(corners, objectness, _padded(labels, -1), padded if has_vectors else None)
+        counts = [len(boxes) for boxes, _, _ in images]
+        # Of an image without a box, types, devices and the number of classes may be others.
+        with_boxes = [image for image in images if len(image[0])] or images[:1]
+        boxes, labels, scores = (torch.cat(parts) for parts in zip(*with_boxes, strict=True))
+        _check_corners(boxes, "boxes that the network gives")
+        if scores.ndim == 2 and scores.shape[1] > 1:
+            return _Detections(counts, boxes, labels, scores.new_ones(len(scores)), scores)
+        return _Detections(counts, boxes, labels, scores.flatten(), None)
 
     def _image(self, image: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Boxes ``(N, 4 or 6)`` of one image, their labels ``(N,)``, and scores ``(N,)`` or ``(N, classes)``."""
         box_key, label_key, score_key = self.keys
-        if not image or not len(image.get(box_key, [])):  # then a detector may leave out anything
-            empty = to_float(torch.as_tensor(image.get(box_key, [])))
-            return empty.new_zeros(0, self.columns), empty.new_zeros(0).long(), empty.new_zeros(0)
-        if missing := {box_key, score_key} - {*image}:
-            raise ValueError(f"the detections of an image have the keys {sorted(map(str, image))}, without {missing}")
-        boxes, scores = (to_float(torch.as_tensor(image[key])) for key in (box_key, score_key))
-        best = scores.flatten(1).argmax(dim=1) if scores.ndim > 1 else scores
-        labels = torch.as_tensor(image.get(label_key, best)).to(boxes.device).long().flatten()
+        boxes = to_float(torch.as_tensor(image.get(box_key, [])))
+        if not len(boxes):  # then a detector may leave out anything
+            return boxes.new_zeros(0, self.columns), boxes.new_zeros(0).long(), boxes.new_zeros(0)
+        if score_key not in image:
+            raise ValueError(
+                f"the detections of an image have the keys {sorted(map(str, image))}, without {score_key!r}"
+            )
+        scores = to_float(torch.as_tensor(image[score_key])).to(boxes.device)
+        if label_key in image:
+            labels = torch.as_tensor(image[label_key]).to(boxes.device).long().flatten()
+        else:
+            labels = scores.flatten(1).argmax(dim=1)
         if boxes.shape != (len(boxes), self.columns) or not len(boxes) == len(scores) == len(labels):
             raise ValueError(
                 f"a box of this image has {self.columns} corner coordinates, a score and a label, the network gave "
                 f"boxes {tuple(boxes.shape)}, scores {tuple(scores.shape)} and labels {tuple(labels.shape)}"
             )
-        return boxes, labels, scores.to(boxes.device)
-
-
-def _padded(parts: Sequence[torch.Tensor], value: float = 0) -> torch.Tensor:
-    """Parts ``(N, ...)`` of images as one tensor ``(B, N, ...)``, in the type of the first with a box."""
-    found = [each for each in parts if len(each)] or parts
-    return pad_sequence([each.to(found[0]) for each in parts], batch_first=True, padding_value=value)
+        return boxes, labels, scores
 
 
 class _BoundDetectionScore(BoundTarget):
@@ -245,34 +250,32 @@ class _BoundDetectionScore(BoundTarget):
 
     def __call__(self, output: Any) -> torch.Tensor:
         found = self.reader(output)
-        count, most = found.objectness.shape
-        if not most:
-            return found.objectness.new_zeros(count, len(self.boxes))
-        overlap = torch.as_tensor(box_iou(found.boxes.flatten(0, 1), self.boxes)).to(found.objectness)
-        overlap = overlap.reshape(count, most, -1)
-        matches = (overlap * self._similarity(found) * found.objectness[..., None]).amax(dim=1)
-        # Logits may match less than nothing does, which the padding to other images' numbers of boxes would hide.
-        return matches.clamp_min(0)
+        overlap = torch.as_tensor(box_iou(found.boxes, self.boxes)).to(found.objectness)
+        matches = overlap * self._similarity(found) * found.objectness[:, None]
+        # A logit may match less than nothing does: that counts as none.
+        nothing = matches.new_zeros(1, len(self.boxes))
+        return torch.stack([torch.cat([nothing, image]).amax(dim=0) for image in matches.split(found.counts)])
 
     def _similarity(self, found: _Detections) -> torch.Tensor | float:
-        """Similarity ``(B, N, M)`` in [0, 1] between the classes of detections and of reference boxes."""
+        """Similarity ``(N, M)`` in [0, 1] between the classes of detections and of reference boxes."""
         if self.classes is None:
             return 1.0
         if found.vectors is None:
-            return (found.classes[..., None] == self.classes).to(found.objectness)
+            return (found.labels[:, None] == self.classes).to(found.objectness)
         vectors = self.vectors
         if vectors is None:
-            vectors = torch.nn.functional.one_hot(self.classes, found.vectors.shape[2]).to(found.vectors)
+            vectors = torch.nn.functional.one_hot(self.classes, found.vectors.shape[1])
         return cosine(found.vectors, vectors.to(found.vectors))
 
     def describe(self) -> dict[str, Any]:
-        scores = self.found.scores[0]
+        scores = self.found.scores
         if not len(scores):
             return {}
         best = int(scores.argmax())
-        found: dict[str, Any] = {"prediction": int(self.found.classes[0, best])}
-        # The scores of all classes may be logits.
-        return {**found, "probability": float(scores[best])} if in_unit_interval(scores) else found
+        described: dict[str, Any] = {"prediction": int(self.found.labels[best])}
+        if in_unit_interval(scores):  # the scores of all classes may be logits
+            described["probability"] = float(scores[best])
+        return described
 
     def quantity(self) -> Quantity:
         return Quantity("overlap x class similarity x objectness of the best box", "0 to 1")

@@ -23,17 +23,13 @@ from monai_saliency.utils.arguments import check_option, instance
 __all__ = ["EmbeddingSimilarity", "FieldSimilarity"]
 
 
-def _correlation(embeddings: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
-    return cosine(*(each - each.mean(dim=1, keepdim=True) for each in (embeddings, references)))
-
-
 def _negative_distance(embeddings: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
     """The negative distance ``(B, M)`` of embeddings ``(B, D)`` to each reference ``(M, D)``."""
     # Not from dot products: for close vectors their rounding errors would be larger than the distance.
-    return -torch.stack([(embeddings - each).norm(dim=1) for each in references], dim=1)
+    return -torch.stack([(embeddings - reference).norm(dim=1) for reference in references], dim=1)
 
 
-_MEASURES = {"cosine": cosine, "correlation": _correlation, "distance": _negative_distance}
+_MEASURES = {"cosine": cosine, "distance": _negative_distance}
 
 
 class EmbeddingSimilarity(Target):
@@ -45,7 +41,7 @@ class EmbeddingSimilarity(Target):
     embedding.
 
     Args:
-        measure: ``"cosine"`` or ``"correlation"``, in [-1, 1]; or ``"distance"``, the negative Euclidean distance.
+        measure: ``"cosine"``, in [-1, 1], or ``"distance"``, the negative Euclidean distance.
         reference: the embedding ``(*embedding)`` of a query or another image, or several, ``(M, *embedding)``, each
             with its own map. By default the unperturbed image's own embedding.
 
@@ -63,8 +59,7 @@ class EmbeddingSimilarity(Target):
     """
 
     def __init__(self, measure: str = "cosine", reference: torch.Tensor | None = None) -> None:
-        measure = check_option("measure", measure, list(_MEASURES))
-        self.measure = measure
+        self.measure = check_option("measure", measure, list(_MEASURES))
         words = "an embedding as a tensor, torch.as_tensor(...)"
         self.reference = instance("reference", reference, torch.Tensor, words, none=True)
 
@@ -96,7 +91,7 @@ class _BoundEmbeddingSimilarity(BoundTarget):
     def quantity(self) -> Quantity:
         if self.measure == "distance":
             return Quantity("negative distance of embeddings", "network output")
-        return Quantity(f"{'cosine similarity' if self.measure == 'cosine' else self.measure} of embeddings", "-1 to 1")
+        return Quantity("cosine similarity of embeddings", "-1 to 1")
 
 
 class FieldSimilarity(Target):

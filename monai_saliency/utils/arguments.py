@@ -87,9 +87,10 @@ def whole_numbers(name: str, value: Any, least: int) -> np.ndarray:
 
 def whole_number(name: str, value: Any, least: int) -> int:
     """One whole number of at least ``least``, as an ``int``."""
-    if len(found := whole_numbers(name, value, least)) != 1 or isinstance(value, Sequence):
+    numbers = whole_numbers(name, value, least)
+    if len(numbers) != 1 or isinstance(value, Sequence):
         raise ValueError(f"`{name}` must be one whole number of at least {least}, got {value!r}")
-    return int(found[0])
+    return int(numbers[0])
 
 
 def positive_numbers(name: str, value: Any) -> None:
@@ -107,43 +108,52 @@ def finite_numbers(name: str, value: Any) -> None:
 
 def number(name: str, value: Any, least: float | None = None) -> float:
     """One finite number, as a ``float``."""
-    numbers = _numbers(value)
-    if isinstance(value, Sequence) or numbers is None or numbers.size != 1:
+    one = _one_number(value)
+    if one is None:
         raise ValueError(f"`{name}` must be a finite number, got {value!r}")
-    if least is not None and numbers[0] < least:
+    if least is not None and one < least:
         raise ValueError(f"`{name}` must be at least {least:g}, got {value}")
-    return float(numbers[0])
+    return one
 
 
 def probability(name: str, value: Any) -> None:
     """Check that a number is in [0, 1]."""
-    numbers = _numbers(value)
-    if isinstance(value, Sequence) or numbers is None or numbers.size != 1 or not 0 <= numbers[0] <= 1:
+    one = _one_number(value)
+    if one is None or not 0 <= one <= 1:
         raise ValueError(f"`{name}` must be in [0, 1], got {value!r}")
 
 
 def indices(name: str, value: Any, words: str = "") -> list[int]:
     """One or several indices, as a list of ``int``. Whether they are in range is not checked."""
-    found = _numbers(value)
-    if found is None or found.dtype.kind not in "iu":
+    numbers = _numbers(value)
+    if numbers is None or numbers.dtype.kind not in "iu":
         raise ValueError(
             f"`{name}` must be an index or a list of indices, got {value!r}{words and f'; or write {words}'}"
         )
-    return [int(each) for each in found]
+    return numbers.tolist()
 
 
 def _numbers(value: Any) -> np.ndarray | None:
     """Finite numbers ``(n,)``, n at least 1; None for anything else: words, truth values, nested lists, None."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
-    if isinstance(value, (list, tuple)) and any(isinstance(each, bool) for each in value):
+    if isinstance(value, (list, tuple)) and any(isinstance(item, bool) for item in value):
         return None  # NumPy would make numbers of them
     try:
-        found = np.atleast_1d(np.asarray(value))
+        numbers = np.atleast_1d(np.asarray(value))
     except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors that numpy cannot take
         return None
-    is_list = found.dtype.kind in "iuf" and found.ndim == 1 and found.size > 0
-    return found if is_list and bool(np.isfinite(found).all()) else None
+    if numbers.dtype.kind not in "iuf" or numbers.ndim != 1 or not numbers.size:
+        return None
+    return numbers if bool(np.isfinite(numbers).all()) else None
+
+
+def _one_number(value: Any) -> float | None:
+    """One finite number; None for anything else, a list of one number too."""
+    numbers = _numbers(value)
+    if numbers is None or len(numbers) != 1 or isinstance(value, Sequence):
+        return None
+    return float(numbers[0])
 
 
 def flag(name: str, value: Any) -> bool:
@@ -166,7 +176,8 @@ def instance(
     if isinstance(value, kind) or (function and callable(value)) or (none and value is None):
         return value
     is_plain = value is None or isinstance(value, (str, bool, int, float))
-    raise ValueError(f"`{name}` must be {words}, got {repr(value) if is_plain else f'a {type(value).__name__}'}")
+    got = repr(value) if is_plain else f"a {type(value).__name__}"
+    raise ValueError(f"`{name}` must be {words}, got {got}")
 
 
 def written(value: Any) -> str:
@@ -174,14 +185,22 @@ def written(value: Any) -> str:
     ``RISEMasks(num_masks=9)``: for ``__repr__`` of what keeps its arguments as attributes.
     """
     shown: list[str] = []
-    for place, (name, parameter) in enumerate(inspect.signature(type(value)).parameters.items()):
-        found = getattr(value, name, parameter.default)
-        if (place == 0 and found is not None) or repr(found) != repr(parameter.default):
-            text = f"Tensor{tuple(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)
-            if len(text) >= 200 or " at 0x" in text:  # the name of a function or of a class is clearer
-                text = getattr(found, "__name__", type(found).__name__)
-            shown.append(f"{name}={text}")
+    for place, parameter in enumerate(inspect.signature(type(value)).parameters.values()):
+        argument = getattr(value, parameter.name, parameter.default)
+        is_first = place == 0 and argument is not None
+        if is_first or repr(argument) != repr(parameter.default):
+            shown.append(f"{parameter.name}={_written_argument(argument)}")
     return f"{type(value).__name__}({', '.join(shown)})"
+
+
+def _written_argument(argument: Any) -> str:
+    """An argument in one short text: a tensor by its shape, what has a long text by its name or class."""
+    if isinstance(argument, torch.Tensor):
+        return f"Tensor{tuple(argument.shape)}"
+    text = repr(argument)
+    if len(text) < 200 and " at 0x" not in text:
+        return text
+    return getattr(argument, "__name__", type(argument).__name__)
 
 
 def sliding_inferer(inferer: Any) -> SlidingWindowInferer | None:

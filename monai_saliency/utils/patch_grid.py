@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
 
@@ -22,64 +23,49 @@ class PatchGrid:
     """
 
     def __init__(self, inferer: SlidingWindowInferer, spatial_shape: Sequence[int]) -> None:
-        dims = len(spatial_shape)
-        roi_size = inferer.roi_size
-        if isinstance(inferer, SliceInferer):
-            roi_size = list(inferer.orig_roi_size)
-            if dims != 3 or len(roi_size) != 2 or inferer.spatial_dim > 2:
-                raise ValueError(
-                    f"SliceInferer needs a 3D image and a 2D `roi_size`, got {spatial_shape} and {roi_size}"
-                )
-            roi_size.insert(inferer.spatial_dim, 1)
-        overlap = ensure_tuple_rep(inferer.overlap, dims)
-        if not all(0 <= o < 1 for o in overlap):
-            raise ValueError(f"`overlap` must be in [0, 1), got {overlap}")
-        self.roi_size = tuple(int(size) for size in fall_back_tuple(ensure_tuple_rep(roi_size, dims), spatial_shape))
-        padded = tuple(max(sizes) for sizes in zip(spatial_shape, self.roi_size, strict=True))
-        before = [(size - own) // 2 for size, own in zip(padded, spatial_shape, strict=True)]
+        self.shape = tuple(spatial_shape)
+        self.roi_size = _roi_size(inferer, self.shape)
+        padded = [max(own, roi) for own, roi in zip(self.shape, self.roi_size, strict=True)]
+        before = [(size - own) // 2 for size, own in zip(padded, self.shape, strict=True)]
+        self.inside: Box = tuple(slice(half, half + own) for half, own in zip(before, self.shape, strict=True))
+        #: as ``torch.nn.functional.pad`` takes it: before and after each axis, the last axis first
         self.pad: list[int] = []
-        for size, own, half in reversed(list(zip(padded, spatial_shape, before, strict=True))):
-            self.pad += [half, size - own - half]
+        for size, inner in zip(reversed(padded), reversed(self.inside), strict=True):
+            self.pad += [inner.start, size - inner.stop]
+        self.step: tuple[int, ...]
+        self.cuts: list[Box]
         if hasattr(inferer, "starts"):
-            starts = inferer.starts(padded)
-            self.step = tuple(
-                max((after - before for before, after in pairwise(axis)), default=size)
-                for axis, size in zip(starts, self.roi_size, strict=True)
-            )
-            patches = [
-                tuple(slice(start, start + size) for start, size in zip(corner, self.roi_size, strict=True))
-                for corner in product(*starts)
-            ]
+            self.step, self.cuts = _given_cuts(inferer.starts(padded), self.roi_size)
         else:
-            self.step = scan_interval(padded, self.roi_size, dims, overlap)
-            patches = dense_patch_slices(padded, self.roi_size, self.step)
-        self.cuts: list[Box] = list(patches)
-        self.inside: Box = tuple(slice(half, half + own) for half, own in zip(before, spatial_shape, strict=True))
-        # Along a padded axis there is one patch, which holds the whole image.
-        is_padded = [own < roi for own, roi in zip(spatial_shape, self.roi_size, strict=True)]
+            self.step = scan_interval(padded, self.roi_size, len(padded), _overlap(inferer, len(padded)))
+            self.cuts = list(dense_patch_slices(padded, self.roi_size, self.step))
+        #: the part of a patch that is on the image: all of it, but along padded axes
         self.crop = tuple(
-            inner if pads else slice(0, roi)
-            for inner, pads, roi in zip(self.inside, is_padded, self.roi_size, strict=True)
+            slice(half, half + min(own, roi)) for half, own, roi in zip(before, self.shape, self.roi_size, strict=True)
         )
-        self.boxes: list[Box] = [
-            tuple(
-                slice(0, own) if pads else slice(int(side.start), int(side.stop))
-                for side, pads, own in zip(patch, is_padded, spatial_shape, strict=True)
-            )
-            for patch in self.cuts
-        ]
+        self.boxes = [self._on_image(cut) for cut in self.cuts]
+
+    def _on_image(self, cut: Box) -> Box:
+        """The part of a patch in the padded image that is on the image, in the image's coordinates."""
+        box = []
+        for side, inner in zip(cut, self.inside, strict=True):
+            start, stop = max(side.start, inner.start), min(side.stop, inner.stop)
+            box.append(slice(int(start - inner.start), int(stop - inner.start)))
+        return tuple(box)
 
     @property
     def middle(self) -> int:
         """The patch nearest to the middle of the image, where its content is, rather than background."""
-        middles = np.array([[side.start + side.stop for side in box] for box in self.boxes])
-        return int(np.abs(middles - (middles.min(0) + middles.max(0)) / 2).sum(1).argmin())
+        corners = np.array([[(side.start, side.stop) for side in box] for box in self.boxes])
+        middles = corners.sum(axis=2)  # twice
+        middle_of_image = (middles.min(axis=0) + middles.max(axis=0)) / 2
+        return int(np.abs(middles - middle_of_image).sum(axis=1).argmin())
 
     def window(self, divide: int = 1, times: int = 1) -> list[int]:
         """The edges in voxels of a window that is some steps from patch to patch long, divided; at most the image."""
         # The step of a patch that is larger than the image is larger than the image too.
-        shape = (side.stop - side.start for side in self.inside)
-        return [min(-(-step * times // divide), n) for step, n in zip(self.step, shape, strict=True)]
+        edges = [math.ceil(step * times / divide) for step in self.step]
+        return [min(edge, own) for edge, own in zip(edges, self.shape, strict=True)]
 
     def predictions(self, window: Sequence[int]) -> float:
         """Cost of hiding windows side by side, in predictions of the image, the unperturbed one included, if outputs of
@@ -87,17 +73,50 @@ class PatchGrid:
         """
         cost = 1.0
         for axis, edge in enumerate(window):
-            sides = {(box[axis].start, box[axis].stop) for box in self.boxes}
             # Windows that a patch touches along this axis; the patches along other axes are the same for each.
-            touched = [-(-stop // edge) - start // edge for start, stop in sides]
+            touched = [math.ceil(stop / edge) - start // edge for start, stop in self._sides(axis)]
             cost *= sum(touched) / len(touched)
         return 1 + cost
 
     def share_touched(self, ends: Sequence[Iterable[int]]) -> float:
-        """The largest share of the patches that one window touches."""
+        """The largest share of the patches that one window touches, of windows between such ends along each axis."""
         share = 1.0
         for axis, along in enumerate(ends):
-            sides = {(box[axis].start, box[axis].stop) for box in self.boxes}
-            touched = [sum(start < last and stop > first for start, stop in sides) for first, last in pairwise(along)]
-            share *= max(touched) / len(sides)
+            sides = self._sides(axis)
+            most = 0
+            for first, last in pairwise(along):
+                most = max(most, sum(start < last and stop > first for start, stop in sides))
+            share *= most / len(sides)
         return share
+
+    def _sides(self, axis: int) -> set[tuple[int, int]]:
+        """Where patches start and stop along an axis."""
+        return {(box[axis].start, box[axis].stop) for box in self.boxes}
+
+
+def _roi_size(inferer: SlidingWindowInferer, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The size of a patch in voxels."""
+    roi_size = inferer.roi_size
+    if isinstance(inferer, SliceInferer):
+        roi_size = list(inferer.orig_roi_size)
+        if len(shape) != 3 or len(roi_size) != 2 or inferer.spatial_dim > 2:
+            raise ValueError(f"SliceInferer needs a 3D image and a 2D `roi_size`, got {shape} and {roi_size}")
+        roi_size.insert(inferer.spatial_dim, 1)
+    return tuple(int(size) for size in fall_back_tuple(ensure_tuple_rep(roi_size, len(shape)), shape))
+
+
+def _overlap(inferer: SlidingWindowInferer, dims: int) -> tuple[float, ...]:
+    """The share of a patch along each axis that the next patch has too."""
+    overlap = ensure_tuple_rep(inferer.overlap, dims)
+    if not all(0 <= share < 1 for share in overlap):
+        raise ValueError(f"`overlap` must be in [0, 1), got {overlap}")
+    return overlap
+
+
+def _given_cuts(starts: Sequence[Sequence[int]], roi_size: Sequence[int]) -> tuple[tuple[int, ...], list[Box]]:
+    """The largest step along each axis, and the patches, of an inferer that says where patches start along each."""
+    steps, sides = [], []
+    for along, size in zip(starts, roi_size, strict=True):
+        steps.append(max((after - before for before, after in pairwise(along)), default=size))
+        sides.append([slice(start, start + size) for start in along])
+    return tuple(steps), list(product(*sides))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Condition
 from typing import Any
@@ -55,7 +55,7 @@ class _NoTF32:
         self._lock = Condition()
         self._inside = 0
         self._kept_out = 0
-        self._before: list[Any] = []
+        self._before: list[str] = []
 
     @contextmanager
     def kept_out(self) -> Iterator[None]:
@@ -74,32 +74,33 @@ class _NoTF32:
         with self._lock:
             self._lock.wait_for(lambda: not self._kept_out)
             if not self._inside:
-                self._before = [getattr(owner, name) for owner, name, _ in self.switches()]
-                for owner, name, off in self.switches():
-                    setattr(owner, name, off)
+                self._before = _tf32_settings()
+                _set_tf32(["ieee"] * len(self._before))
             self._inside += 1
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                for (owner, name, _), before in zip(self.switches(), self._before, strict=True):
-                    setattr(owner, name, before)
+                _set_tf32(self._before)
                 self._lock.notify_all()
 
     def chosen(self) -> list[str]:
         """The user's own settings, also while a thread is inside."""
         with self._lock:
-            values = self._before if self._inside else [getattr(owner, name) for owner, name, _ in self.switches()]
-        return [str(value) for value in values]
+            return list(self._before) if self._inside else _tf32_settings()
 
-    @staticmethod
-    def switches() -> list[tuple[Any, str, Any]]:
-        matmul: Any = torch.backends.cuda.matmul
-        cudnn: Any = torch.backends.cudnn
-        if hasattr(matmul, "fp32_precision"):  # torch refuses a mixture of these switches and the older ones
-            return [(matmul, "fp32_precision", "ieee"), (cudnn.conv, "fp32_precision", "ieee")]
-        return [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+
+def _tf32_settings() -> list[str]:
+    """The precision of matrix products and of convolutions in float32: "ieee" without TF32."""
+    cudnn: Any = torch.backends.cudnn
+    return [torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision]
+
+
+def _set_tf32(settings: Sequence[str]) -> None:
+    """Set what :func:`_tf32_settings` reads."""
+    cudnn: Any = torch.backends.cudnn
+    torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision = settings
 
 
 _no_tf32 = _NoTF32()

@@ -160,19 +160,19 @@ class Detector(_BlackBox, DetectImageObjects):
                 continue
             bound: Any = self._reads.bind([next(each for each in output if each)], Case("image", batch[0]))
             found = bound.reader(output)
-            boxes = found.boxes[..., [1, 0, 3, 2]] if self.rows_first else found.boxes
-            scores = found.objectness[..., None] * self._vectors(found.classes, found.vectors).to(found.objectness)
-            for corners, rows, is_found in zip(boxes.cpu(), scores.cpu(), found.objectness.cpu() > 0, strict=True):
-                kept = zip(corners[is_found].double().numpy(), rows[is_found].double().tolist(), strict=True)
+            boxes = found.boxes[:, [1, 0, 3, 2]] if self.rows_first else found.boxes
+            scores = found.objectness[:, None] * self._vectors(found.labels, found.vectors).to(found.objectness)
+            for corners, rows in zip(boxes.split(found.counts), scores.split(found.counts), strict=True):
+                kept = zip(corners.double().cpu().numpy(), rows.tolist(), strict=True)
                 yield [(AxisAlignedBoundingBox(c[:2], c[2:]), dict(zip(self.labels, r, strict=True))) for c, r in kept]
 
-    def _vectors(self, classes: torch.Tensor, vectors: torch.Tensor | None) -> torch.Tensor:
-        """The scores of all classes ``(B, N, classes)``, for boxes of one class 1 for it."""
+    def _vectors(self, labels: torch.Tensor, vectors: torch.Tensor | None) -> torch.Tensor:
+        """The scores of all classes ``(N, classes)``, for boxes of one class 1 for it."""
         count = len(self.labels)
-        most = (int(classes.max()) + 1 if classes.numel() else 0) if vectors is None else vectors.shape[2]
+        most = (int(labels.max()) + 1 if labels.numel() else 0) if vectors is None else vectors.shape[1]
         if most > count or (vectors is not None and most != count):
             raise ValueError(f"the network gives {most} classes, and there are {count} `labels`: name each, from 0")
-        return torch.nn.functional.one_hot(classes.clamp_min(0), count) if vectors is None else vectors
+        return torch.nn.functional.one_hot(labels, count) if vectors is None else vectors
 
 
 class Descriptor(_BlackBox, ImageDescriptorGenerator):
