@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +38,8 @@ _HALVES = 2
 _OF_VALUE = 0.45
 # So many numbers are held of masks at once: 128 MB.
 _AT_ONCE = 2**24
-# The eigenproblem of fewer masks takes less than 0.2 seconds.
-_FEW = 1000
+# Masks of one regression at the most: its eigenproblem takes the cube of their number.
+_MOST = 600
 
 
 class RegressionScoring(Estimator):
@@ -59,8 +60,8 @@ class RegressionScoring(Estimator):
     - A probability saturates: its few largest differences would decide. So the regression is of
       ``y_i = mean_j tanh(4 (f_i - f_j) / spread(f))`` for scores f, and the map is multiplied by the slope of f on what
       the regression explains.
-    - More masks than fit into 128 MB are divided, and the maps of all parts are averaged (divide and conquer, Zhang,
-      Duchi and Wainwright, 2015).
+    - More than 600 masks, or than fit into 128 MB, are divided, and the maps of all parts are averaged (divide and
+      conquer, Zhang, Duchi and Wainwright, 2015).
 
     A value is what hiding a cell of the image there, a sixteenth of each axis, would take from the score, in its unit.
 
@@ -88,15 +89,16 @@ class RegressionScoring(Estimator):
             raise ValueError("a regression needs masks that all channels share: leave out `per_channel`")
 
     def compute(self, observed: Observed) -> Tensor:
-        self.check(observed.masks)
-        return _stacked(observed, [regression.effects() for regression in self._regressions(observed)])
+        return self._maps(observed, lambda regression: regression.effects())
 
     def effects(self, masks: BoundMasks, ids: Ids, scores: Tensor) -> Tensor:
         """The map ``(*spatial)`` of one score ``(n,)`` of n masks, float64 on the CPU; 0 where all scores are equal, or
         with fewer than three masks. Its penalties have the least error however spread out the evidence is: less smooth
         than :meth:`compute`, for whoever looks for places with evidence.
         """
-        return _Regression(masks, ids, scores.double().cpu(), self.cells, tolerant=False).effects()
+        basis = _Basis.of(masks, self.cells)
+        fits = _fits(masks, ids, scores.double().cpu(), basis, tolerant=False)
+        return basis.map_of([fit.heights for fit in fits])
 
     def standard_error(self, observed: Observed) -> Tensor | None:
         """The root of the sum of the squares of two parts; None with fewer than three masks.
@@ -114,13 +116,11 @@ class RegressionScoring(Estimator):
         :func:`~monai_saliency.focused_rise` with 340. With 160 masks that one has 95 to 98 where one place gives the
         evidence, 65 for three places, and 28 for a product of two places in 3D.
         """
-        if len(observed.ids) < 3:
-            return None
-        return _stacked(observed, [regression.error() for regression in self._regressions(observed)])
+        return self._maps(observed, lambda regression: regression.error()) if len(observed.ids) >= 3 else None
 
     def over_seeds(self, observed: Observed) -> Tensor:
         """How far the map differs from the maps of as many other masks, ``(K, *spatial)``: without the bias."""
-        return _stacked(observed, [regression.over_seeds() for regression in self._regressions(observed)])
+        return self._maps(observed, lambda regression: regression.over_seeds)
 
     def noise(self, observed: Observed, rounding: float = 0.0) -> Tensor | None:
         """The root mean square over voxels of the error over seeds, or the rounding of the scores where it is larger.
@@ -132,96 +132,101 @@ class RegressionScoring(Estimator):
         errors = self.over_seeds(observed)
         return torch.maximum(rounded.to(errors), errors.square().flatten(1).mean(1).sqrt())
 
-    def _regressions(self, observed: Observed) -> Iterator[_Regression]:
-        """The regression of each explained score. Of a single score it is kept, for the error of its map; several are
-        made again, since each holds the features of all masks.
-        """
-        if isinstance(observed.fit, _Regression):
-            yield observed.fit
-            return
-        for score in observed.scores.double().cpu().T:
-            regression = _Regression(observed.masks, observed.ids, score, self.cells)
-            if observed.scores.shape[1] == 1:
-                observed.fit = regression
-            yield regression
+    def _maps(self, observed: Observed, map_of: Callable[[_Regression], Tensor]) -> Tensor:
+        """A map of each explained score, ``(K, *spatial)``, in the masks' precision and on their device."""
+        masks = observed.masks
+        self.check(masks)
+        if observed.fit is None:
+            scores = observed.scores.double().cpu().T
+            observed.fit = [_Regression.of(masks, observed.ids, score, self.cells) for score in scores]
+        maps = torch.zeros(len(observed.fit), *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
+        for values, regression in zip(maps, observed.fit, strict=True):
+            values.copy_(map_of(regression))
+        return maps
 
 
-def _stacked(observed: Observed, maps: Sequence[Tensor]) -> Tensor:
-    """Maps ``(*spatial)`` in double precision as ``(K, *spatial)``, in the masks' precision and on their device."""
-    masks = observed.masks
-    found = torch.zeros(len(maps), *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
-    for values, one in zip(found, maps, strict=True):
-        values.copy_(one)
-    return found
+class _Basis(NamedTuple):
+    """The bumps ``(size, bumps)`` along each axis, and the voxels of a cell."""
+
+    bumps: Sequence[Tensor]
+    cell: float
+
+    @staticmethod
+    def of(masks: BoundMasks, cells: int) -> _Basis:
+        """The basis of an image's masks."""
+        shape = masks.spatial_shape
+        bumps = [_bumps(size, max(1.0, _SMOOTH * size / cells)) for size in shape]
+        return _Basis(bumps, math.prod(max(1.0, size / cells) for size in shape))
+
+    def map_of(self, heights: Sequence[Tensor]) -> Tensor:
+        """The map ``(*spatial)`` of the mean of some heights ``(bumps,)``; of zeros without any."""
+        if not heights:
+            return torch.zeros([len(along) for along in self.bumps], dtype=torch.float64)
+        return _voxels(torch.stack(list(heights)).mean(dim=0), self.bumps) * self.cell
 
 
+@dataclass(frozen=True, eq=False)
 class _Regression:
-    """The regression of one score ``(n,)`` on n masks, and what its map and its error share. More masks than fit into
-    memory are divided; the features of one part are held at a time.
+    """The regression of one score: what its map and its error are made of. It holds no masks and no features.
+
+    Attributes:
+        basis: the bumps.
+        heights: of the bumps, for each part of the masks.
+        biases: how far these may be from the heights of endless masks on average, signed.
+        over_seeds: ``(*spatial)``, the standard error of each voxel over seeds, float64 on the CPU.
     """
 
-    def __init__(self, masks: BoundMasks, ids: Ids, score: Tensor, cells: int, tolerant: bool = True) -> None:
-        self.masks, self.ids, self.score, self.tolerant = masks, ids, score, tolerant
-        shape = masks.spatial_shape
-        self.basis = [_bumps(size, max(1.0, _SMOOTH * size / cells)) for size in shape]
-        self.cell = math.prod(max(1.0, size / cells) for size in shape)  # in voxels
-        features = len(ids) * math.prod(bumps.shape[1] for bumps in self.basis)
-        self.parts = -(-features // _AT_ONCE)
-        self._only: list[_Fit] | None = None  # of a single part
-        self._over_seeds: Tensor | None = None
+    basis: _Basis
+    heights: list[Tensor]
+    biases: list[Tensor]
+    over_seeds: Tensor
 
-    def fits(self) -> Iterator[_Fit]:
-        """The fit of each part, one after the other; none where all its scores are equal."""
-        if self._only is not None:
-            yield from self._only
-            return
-        for part in range(self.parts):
-            rows = slice(part, None, self.parts)
-            fit = _fit_of(self.masks, self.ids[rows], self.score[rows], self.basis, self.tolerant)
-            if self.parts == 1:
-                self._only = [] if fit is None else [fit]
-            if fit is not None:
-                yield fit
+    @staticmethod
+    def of(masks: BoundMasks, ids: Ids, score: Tensor, cells: int) -> _Regression:
+        """The regression of one score ``(n,)`` on n masks."""
+        basis = _Basis.of(masks, cells)
+        heights, biases, squares = [], [], torch.zeros(masks.spatial_shape, dtype=torch.float64)
+        for fit in _fits(masks, ids, score, basis):
+            heights.append(fit.heights)
+            biases.append(_bias(fit))
+            squares += _squares(fit, basis.bumps)
+        return _Regression(basis, heights, biases, squares.sqrt() / max(1, len(heights)) * basis.cell)
 
     def effects(self) -> Tensor:
         """The map ``(*spatial)``."""
-        return self._map([fit.heights for fit in self.fits()])
-
-    def _map(self, heights: Sequence[Tensor]) -> Tensor:
-        """The map of the mean of the parts' heights."""
-        if not heights:
-            return torch.zeros(self.masks.spatial_shape, dtype=torch.float64)
-        return _voxels(torch.stack(list(heights)).mean(dim=0), self.basis) * self.cell
+        return self.basis.map_of(self.heights)
 
     def error(self) -> Tensor:
         """The standard error of each voxel: over seeds, and by the bias."""
-        over_seeds, heights, biases = self.over_seeds(), [], []
-        for fit in self.fits():
-            heights.append(fit.heights)
-            biases.append(_bias(fit))
-        effects, bias = self._map(heights), self._map(biases)
-        total = torch.hypot(over_seeds, bias)
-        capped = torch.maximum(over_seeds, torch.minimum(total, _OF_VALUE * effects.abs()))
+        effects, bias = self.effects(), self.basis.map_of(self.biases)
+        total = torch.hypot(self.over_seeds, bias)
+        capped = torch.maximum(self.over_seeds, torch.minimum(total, _OF_VALUE * effects.abs()))
         return torch.where(bias * effects > 0, capped, total)
 
-    def over_seeds(self) -> Tensor:
-        """The standard error of each voxel over seeds."""
-        if self._over_seeds is None:
-            squares, count = torch.zeros(self.masks.spatial_shape, dtype=torch.float64), 0
-            for fit in self.fits():
-                squares += self._squares(fit)
-                count += 1
-            self._over_seeds = squares.sqrt() / max(1, count) * self.cell
-        return self._over_seeds
 
-    def _squares(self, fit: _Fit) -> Tensor:
-        """The jackknife's variance of each voxel, of one part."""
-        count = len(fit.features)
-        n = min(count, _GROUPS)
-        groups = torch.eye(n, dtype=torch.float64).repeat(-(-count // n), 1)[:count]
-        with exact_arithmetic(fit.features.device):
-            changes = fit.changes(groups - groups.mean(dim=0))
-            return (n - 1) / n * _sum_of_squares(changes, self.basis).to(fit.scores)
+def _fits(masks: BoundMasks, ids: Ids, score: Tensor, basis: _Basis, tolerant: bool = True) -> Iterator[_Fit]:
+    """The regression of each part of the masks, one after the other; none where all scores of a part are equal.
+
+    Masks are divided where there are too many: a regression costs their square and their cube, and memory.
+    """
+    features = len(ids) * math.prod(bumps.shape[1] for bumps in basis.bumps)
+    parts = max(-(-features // _AT_ONCE), -(-len(ids) // _MOST))
+    for part in range(parts):
+        # Six in a row, so that each part has masks of all kinds that take turns: two grids, or three shares.
+        rows = [row for row in range(len(ids)) if row // 6 % parts == part]
+        fit = _fit_of(masks, [ids[row] for row in rows], score[rows], basis.bumps, tolerant)
+        if fit is not None:
+            yield fit
+
+
+def _squares(fit: _Fit, bumps: Sequence[Tensor]) -> Tensor:
+    """The jackknife's variance of each voxel, ``(*spatial)``."""
+    count = len(fit.features)
+    n = min(count, _GROUPS)
+    groups = torch.eye(n, dtype=torch.float64).repeat(-(-count // n), 1)[:count]
+    with exact_arithmetic(fit.features.device):
+        changes = fit.changes(groups - groups.mean(dim=0))
+        return (n - 1) / n * _sum_of_squares(changes, bumps).to(fit.scores)
 
 
 def _fit_of(masks: BoundMasks, ids: Ids, score: Tensor, basis: Sequence[Tensor], tolerant: bool) -> _Fit | None:
@@ -382,11 +387,11 @@ def _ridge(features: Tensor, wanted: Tensor, tolerance: float) -> _Ridge:
 
 
 def _eigh(products: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors. Of few masks in one thread: several would wait for each other while writers keep
-    the cores busy, and take 15 times as long.
+    """Eigenvalues and eigenvectors, in one thread: several would wait for each other while writers keep the cores busy,
+    and take 15 times as long.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1 if len(products) < _FEW else threads)
+    torch.set_num_threads(1)
     try:
         values, vectors = torch.linalg.eigh(products)
     finally:

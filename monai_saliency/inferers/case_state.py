@@ -12,7 +12,7 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.inferers.explanation import Explanation, joined, of_each_search
+from monai_saliency.inferers.explanation import Explanation, joined
 from monai_saliency.inferers.kept_scores import KeptScores
 from monai_saliency.inferers.perturbation import Perturbation
 from monai_saliency.masks.base import BoundMasks, Observed
@@ -160,11 +160,8 @@ class CaseState:
         if stopped:
             logger.info("case %s: %d masks: %s", self.case.name, len(search.ids), stopped)
         with stage("map"):
-            made = of_each_search(
-                search.observed,
-                lambda observed: (estimator.compute(observed), estimator.noise(observed, self.rounding)),
-            )
-        maps, noise = zip(*made, strict=True)
+            maps = [estimator.compute(observed) for observed in search.observed]
+            noise = [estimator.noise(observed, self.rounding) for observed in search.observed]
         return Explanation(
             name=self.case.name,
             saliency=torch.cat(maps),

@@ -84,14 +84,11 @@ class EnsembleState:
     def _of_all_searches(self, first: Explanation, members: Sequence[Explanation]) -> Explanation:
         """Each member has masks and noise of its own."""
         noise = [member.noise for member in members if member.noise is not None]
-        observed = [search for member in members for search in member.observed]
-        for search in observed:
-            search.fit = None  # several would fill the memory
         return replace(
             first,
             ids=[mask for member in members for mask in member.ids],
             scores=torch.cat([member.scores for member in members]),
-            observed=observed,
+            observed=[observed for member in members for observed in member.observed],
             noise=torch.stack(noise).mean(dim=0) if noise else None,
         )
 

@@ -16,7 +16,7 @@ from monai_saliency.targets.base import BoundTarget, Quantity, label_name
 from monai_saliency.utils.arguments import written
 from monai_saliency.utils.timing import stage
 
-__all__ = ["FILL_LEAVES", "Explanation", "joined", "of_each_search", "share_left", "warned"]
+__all__ = ["FILL_LEAVES", "Explanation", "joined", "share_left", "warned"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Explanation:
         if self.estimator is None:
             return None
         with torch.no_grad(), stage("standard error"):
-            errors = joined(of_each_search(self.observed, self.estimator.standard_error))
+            errors = joined([self.estimator.standard_error(observed) for observed in self.observed])
         # Of an ensemble's members the mean.
         return None if errors is None else errors.unflatten(0, (-1, len(self.explained))).mean(dim=0)
 
@@ -186,18 +186,6 @@ def warned(explanations: list[Explanation]) -> list[Explanation]:
         if each.fill_problem:
             logger.warning("case %s: %s", each.name, each.fill_problem)
     return explanations
-
-
-def of_each_search(observed: Sequence[Observed], make: Callable[[Observed], Any]) -> list[Any]:
-    """What is made of each search. A single one keeps the fit that its map and its error share; several would fill the
-    memory.
-    """
-    made = []
-    for one in observed:
-        made.append(make(one))
-        if len(observed) > 1:
-            one.fit = None
-    return made
 
 
 def joined(of_searches: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

@@ -90,6 +90,14 @@ def maps() -> dict[str, Callable[[], Any]]:
         "rise 3D": lambda: plain(ms.rise(100, 5, seed=3, p1=0.4, **score), three),
         "rise per channel": lambda: plain(ms.rise(100, 5, per_channel=True, **score), colours),
         "rise debiased": lambda: plain(ms.rise(100, 5, form="debiased", **score), two),
+        "rise until": lambda: plain(ms.rise(100, 5, until=0.8, budget=300, **score), two),
+        "rise regression": lambda: plain(ms.rise(300, 5, form="regression", **score), three),
+        "focused_rise 2D": lambda: plain(ms.focused_rise(120, **score), two),
+        "focused_rise 3D": lambda: plain(ms.focused_rise(**score), three),
+        "focused_rise until": lambda: plain(ms.focused_rise(60, until=0.8, budget=300, **score), two),
+        "focused_rise, one place": lambda: plain(
+            ms.focused_rise(target=ms.ClassScore([0], "sigmoid")), (Bright(), image(1, 32, 32))
+        ),
         "random_grid": lambda: plain(ms.random_grid(60, 6, **score), three),
         "sliding_window 2D": lambda: plain(ms.sliding_window(6, 4, **score), two),
         "sliding_window 3D": lambda: plain(ms.sliding_window((8, 6, 7), (5, 6, 4), **score), three),
@@ -120,6 +128,7 @@ def maps() -> dict[str, Callable[[], Any]]:
         "patches: sliding_window": lambda: patches(ms.sliding_window, 10, 9),
         "patches: patch_windows": lambda: plain(ms.patch_windows(inner, **region), (segments, image(1, 32, 24, 24))),
         "patches: region_occlusion": lambda: patches(ms.region_occlusion, labels=True),
+        "patches: focused_rise": lambda: patches(ms.focused_rise, 60),
         "patches: shapley": lambda: patches(ms.shapley, labels=True),
         "bundle: rise": lambda: bundle(method="rise", num_masks=60),
         "bundle: sliding_window": lambda: bundle(method="sliding_window", window_size=24, stride=24),

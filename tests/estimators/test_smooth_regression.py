@@ -157,15 +157,19 @@ def test_channels_of_their_own_are_refused_before_the_network_runs() -> None:
         explain(torch.ones(1, 2, 9, 9), network)
 
 
-def test_more_masks_than_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The map is the mean of those of all parts, and the memory that of one part."""
+@pytest.mark.parametrize("limit", ["memory", "masks"])
+def test_more_masks_than_fit_are_divided(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map is the mean of those of all parts, and the memory that of one part. Six masks in a row share a part."""
     bound = ms.masks.RISEMasks(90, 3, seed=1).bind(torch.zeros(1, 12, 12))
     scores = bound.render(range(90))[:, :, 3:6, 6:9].mean((2, 3))
     regression = ms.estimators.RegressionScoring(3)
-    parts = [Observed(bound, scores[0], range(90)[part::3], scores[part::3]) for part in range(3)]
-    expected = torch.stack([regression.compute(part) for part in parts]).mean(dim=0)
-    per_mask = bumps(12, 2.8).shape[1] ** 2
-    monkeypatch.setattr("monai_saliency.estimators.regression._AT_ONCE", 30 * per_mask)
+    maps = []
+    for part in range(3):
+        rows = [first + turn for first in range(6 * part, 90, 18) for turn in range(6)]
+        maps.append(regression.compute(Observed(bound, scores[0], rows, scores[rows])))
+    expected = torch.stack(maps).mean(dim=0)
+    numbers = {"memory": ("_AT_ONCE", 30 * bumps(12, 2.8).shape[1] ** 2), "masks": ("_MOST", 30)}
+    monkeypatch.setattr(regression_room, *numbers[limit])
     fit, held = regression_room._fit, []
 
     def counted(features: torch.Tensor, *given: object) -> object:
@@ -178,8 +182,8 @@ def test_more_masks_than_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> Non
     found = regression.compute(observed)
     torch.testing.assert_close(found, expected)
     assert regression.standard_error(observed).shape == found.shape
-    # Of each part twice for the map, the error over seeds and the bias, there with its two halves too.
-    assert len(held) == 24
+    # Of each part twice, since its evidence is spread out, and once of each of its halves.
+    assert len(held) == 12
 
 
 def test_the_error_over_seeds_is_calibrated() -> None:

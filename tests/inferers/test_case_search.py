@@ -11,6 +11,7 @@ import torch
 from helpers.searches import driven
 
 import monai_saliency as ms
+from monai_saliency.estimators import regression as regression_room
 from monai_saliency.inferers.case_search import CaseSearch
 from monai_saliency.masks import BoundMasks
 from monai_saliency.masks.base import Ids, Search
@@ -126,20 +127,28 @@ METHODS: dict[str, Callable[[], ms.PerturbationInferer]] = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_of_a_case_is_alive_after_its_explanation(method: str) -> None:
-    """Not its masks, nor a regression with its features, nor what the searches have observed."""
+def test_nothing_of_a_case_is_alive_after_its_explanation(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not its masks, nor a regression, nor what the searches have observed; the features of masks not even before."""
+    features, fit = [], regression_room._fit
+
+    def watched(given: torch.Tensor, *others: Any) -> Any:
+        features.append(weakref.ref(given))
+        return fit(given, *others)
+
+    monkeypatch.setattr(regression_room, "_fit", watched)
     (found,) = METHODS[method]().explain(image(), scores_of)
     found.standard_error  # noqa: B018  the regression is kept for it
+    made = len(features)
     alive = [weakref.ref(found), weakref.ref(found.masks), *(weakref.ref(observed) for observed in found.observed)]
-    fits = [observed.fit for observed in found.observed if observed.fit is not None]
-    alive += map(weakref.ref, fits)
-    alive += [weakref.ref(fit.features) for regression in fits for fit in regression.fits()]
-    kept = method in ("regression", "focused rise", "focused rise until")
-    assert bool(fits) == kept, "those of several scores would fill the memory"
-    assert all(each() is not None for each in alive)
-    del found, fits
+    regressions = [regression for observed in found.observed for regression in observed.fit or ()]
+    alive += map(weakref.ref, regressions)
+    assert bool(regressions) == bool(made) == (method.startswith("focused") or method == "regression")
     gc.collect()
-    assert [each() for each in alive if each() is not None] == []
+    assert [one() for one in features if one() is not None] == []
+    assert all(one() is not None for one in alive)
+    del found, regressions
+    gc.collect()
+    assert [one() for one in alive if one() is not None] == []
 
 
 def scores_of_masks(bound: BoundMasks, columns: list[int]) -> Callable[[Ids], torch.Tensor]:
