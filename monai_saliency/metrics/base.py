@@ -13,6 +13,7 @@ from monai.metrics import do_metric_reduction
 from monai.utils import MetricReduction
 
 from monai_saliency.cases import Case
+from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.targets.base import Quantity
@@ -184,7 +185,9 @@ class NetworkMetric(SaliencyMetric):
 
     def score(self, one: OneMap, masks: Masks) -> Scored:
         """Score perturbed images of one case, by masks that hide all channels alike."""
-        (state,) = self.inferer.replace(masks=masks).score(one.image[None], self.network, cases=[one.case])
+        # No map is made: any estimator takes these masks.
+        inferer = self.inferer.replace(masks=masks, estimator=OcclusionScoring())
+        (state,) = inferer.score(one.image[None], self.network, cases=[one.case])
         self.num_forwards += state.num_forwards
         scored = state.scored()
         scores, reference = scored.scores.double(), scored.reference_scores.double()
