@@ -90,7 +90,7 @@ class ScanUnitFill(CaseFill):
         if case.file is None:
             raise ValueError(
                 "a fill in the scan's own units needs the scan's file, which is unknown: explain a MetaTensor from "
-                f"LoadImaged, give `sources`, or {_INSTEAD}"
+                f"LoadImaged, give `cases=[ms.Case('ct_7', file='ct_7.nii')]`, or {_INSTEAD}"
             )
         image: Any = case.file
         values = torch.as_tensor(self.value, dtype=torch.float64).reshape(-1)

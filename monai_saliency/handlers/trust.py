@@ -24,8 +24,9 @@ from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.simple import BlurFill, MeanFill
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.metrics.agreement import rank_correlation
 from monai_saliency.metrics.control_maps import controls
-from monai_saliency.metrics.method_checks import RankAgreement, Repeatability, randomised, resemblance
+from monai_saliency.metrics.method_checks import Repeatability, randomised, resemblance
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.perturbation_curve import Deletion, Insertion
 from monai_saliency.metrics.plausibility import AUPRC, Leakage, MassInLabel, Pointing
@@ -203,8 +204,8 @@ class _Figures:
         self._compare("fill_agreement", self.inferer.replace(fill=fill))
 
     def _compare(self, name: str, inferer: PerturbationInferer) -> None:
-        others = self._again(inferer, self.given.network)
-        self.found[name] = RankAgreement().compute(self.maps, others)[0].tolist()
+        (others,) = self._again(inferer, self.given.network)
+        self.found[name] = rank_correlation(self.maps[0].flatten(1), others.flatten(1)).tolist()
 
     def _other_network(self) -> None:
         network: Any = self.given.network

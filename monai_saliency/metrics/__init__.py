@@ -7,52 +7,40 @@ are compared with, then ``aggregate()``. ``higher_is_better`` is the good direct
 module                  what it measures
 ======================  ===================================================================================
 ``peak``                the voxel with the highest value
-``plausibility``        against a label: pointing, mass and leakage, average precision, intersection over union
+``plausibility``        against a label: pointing, mass and leakage, average precision
 ``perturbation_curve``  with the network: insertion and deletion
-``infidelity``          with the network: infidelity and sensitivity-n
+``infidelity``          with the network: infidelity
 ``method_checks``       maps made again: with another seed or fill, or by a randomised copy of the network
 ``control_maps``        maps that know nothing of the network, and which metrics they pass
-``agreement``           two maps of one scan, and the maps of two runs: ``python -m monai_saliency compare A B``
+``agreement``           how far two maps of one scan agree
 ``base``                the contract of metrics: :class:`SaliencyMetric`, and of metrics that run the network
 ======================  ===================================================================================
 """
 
-from monai_saliency.metrics.agreement import Comparison, MapAgreement, compare, map_agreement, rank_correlation
+from monai_saliency.metrics.agreement import MapAgreement, map_agreement, rank_correlation
 from monai_saliency.metrics.base import SaliencyMetric
 from monai_saliency.metrics.control_maps import Controlled, controls, with_controls
-from monai_saliency.metrics.infidelity import Infidelity, SensitivityN
-from monai_saliency.metrics.method_checks import (
-    EfficientParameterRandomisation,
-    FillAgreement,
-    ParameterRandomisation,
-    RankAgreement,
-    Repeatability,
-)
+from monai_saliency.metrics.infidelity import Infidelity
+from monai_saliency.metrics.method_checks import FillAgreement, ParameterRandomisation, Repeatability
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.perturbation_curve import Deletion, Insertion, PerturbationCurve
-from monai_saliency.metrics.plausibility import AUPRC, Leakage, MassInLabel, MeanIoU, Pointing
+from monai_saliency.metrics.plausibility import AUPRC, Leakage, MassInLabel, Pointing
 
 __all__ = [
     "AUPRC",
-    "Comparison",
     "Controlled",
     "Deletion",
-    "EfficientParameterRandomisation",
     "FillAgreement",
     "Infidelity",
     "Insertion",
     "Leakage",
     "MapAgreement",
     "MassInLabel",
-    "MeanIoU",
     "ParameterRandomisation",
     "PerturbationCurve",
     "Pointing",
-    "RankAgreement",
     "Repeatability",
     "SaliencyMetric",
-    "SensitivityN",
-    "compare",
     "controls",
     "map_agreement",
     "peak_voxel",

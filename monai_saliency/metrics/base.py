@@ -16,12 +16,12 @@ from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.masks.base import BoundMasks, Id, Masks
-from monai_saliency.targets.base import Quantity
-from monai_saliency.utils.arguments import callable_network, check_option, flag
+from monai_saliency.targets.base import Quantity, to_float
+from monai_saliency.utils.arguments import callable_network, check_option
 from monai_saliency.utils.monai_private import BatchMetric
 from monai_saliency.utils.tensors import check_labels, plain
 
-__all__ = ["NetworkMetric", "OneMap", "SaliencyMetric", "Scored", "checked_labels", "checked_maps"]
+__all__ = ["NetworkMetric", "OneMap", "SaliencyMetric", "Scored", "check_one_grid", "checked_labels", "checked_maps"]
 
 
 class SaliencyMetric(BatchMetric):
@@ -34,7 +34,6 @@ class SaliencyMetric(BatchMetric):
     Args:
         reduction: how :meth:`aggregate` reduces cases and maps, as MONAI's metrics do: ``"mean"``, ``"sum"``,
             ``"mean_batch"``, ``"sum_batch"``, ``"mean_channel"``, ``"sum_channel"`` or ``"none"``.
-        get_not_nans: whether :meth:`aggregate` also returns how many numbers are not NaN.
 
     Attributes:
         higher_is_better: the direction of the metric.
@@ -42,10 +41,9 @@ class SaliencyMetric(BatchMetric):
 
     higher_is_better: bool = True
 
-    def __init__(self, reduction: MetricReduction | str = "mean", get_not_nans: bool = False) -> None:
+    def __init__(self, reduction: MetricReduction | str = "mean") -> None:
         super().__init__()
         self.reduction = check_option("reduction", getattr(reduction, "value", reduction), [*MetricReduction])
-        self.get_not_nans = flag("get_not_nans", get_not_nans)
 
     @abstractmethod
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
@@ -59,13 +57,11 @@ class SaliencyMetric(BatchMetric):
             ``(B, K)``, on the maps' device.
         """
 
-    def aggregate(
-        self, reduction: MetricReduction | str | None = None
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def aggregate(self, reduction: MetricReduction | str | None = None) -> torch.Tensor:
         """Reduce the numbers of all batches since the last reset, by the class's ``reduction`` or another.
 
         Returns:
-            the reduced numbers, NaN where all of them are; with ``get_not_nans`` also how many are not.
+            the reduced numbers, NaN where all of them are.
 
         Raises:
             ValueError: when no batch was measured.
@@ -75,22 +71,27 @@ class SaliencyMetric(BatchMetric):
             raise ValueError(f"{type(self).__name__} has measured no map yet: call it with maps first")
         reduction = reduction or self.reduction
         result, not_nans = do_metric_reduction(values, reduction)
-        if reduction != MetricReduction.NONE:
-            # MONAI gives 0 where nothing could be measured, which would read as the worst map or as the best.
-            result = torch.where(not_nans > 0, result, torch.nan)
-        return (result, not_nans) if self.get_not_nans else result
+        if reduction == MetricReduction.NONE:
+            return result
+        # MONAI gives 0 where nothing could be measured, which would read as the worst map or as the best.
+        return torch.where(not_nans > 0, result, torch.nan)
 
 
 def checked_maps(y_pred: torch.Tensor) -> torch.Tensor:
     """Finite 2D or 3D maps ``(B, K, *spatial)`` as a plain tensor, float32 or float64; ValueError for anything else."""
     maps = plain(y_pred)
     if not isinstance(maps, torch.Tensor) or maps.ndim not in (4, 5) or not maps.numel():
-        shape = tuple(maps.shape) if isinstance(maps, torch.Tensor) else f"a {type(maps).__name__}"
-        raise ValueError(f"`y_pred` must be saliency maps (B, K, *spatial), 2D or 3D, got {shape}")
-    if not bool(torch.isfinite(maps).all()):
-        wrong = (~torch.isfinite(maps)).flatten(1).any(1).nonzero().flatten().tolist()
-        raise ValueError(f"`y_pred` must be finite: the maps of item {wrong[0]} hold NaN or infinity")
-    return maps if maps.dtype in (torch.float32, torch.float64) else maps.float()
+        raise ValueError(f"`y_pred` must be saliency maps (B, K, *spatial), 2D or 3D, got {_in_words(maps)}")
+    finite = torch.isfinite(maps).flatten(1).all(dim=1)
+    if not bool(finite.all()):
+        first = int((~finite).nonzero()[0])
+        raise ValueError(f"`y_pred` must be finite: the maps of item {first} hold NaN or infinity")
+    return to_float(maps)
+
+
+def _in_words(value: Any) -> str:
+    """A tensor's shape, or the type of anything else."""
+    return f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
 def checked_labels(maps: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
@@ -98,12 +99,17 @@ def checked_labels(maps: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
     labels = plain(y)
     if not isinstance(labels, torch.Tensor):
         raise ValueError("`y` must be label maps (B, 1, *spatial), got nothing to compare the maps with")
-    fits = labels.ndim == maps.ndim and labels.shape[1] in (1, maps.shape[1])
-    if not fits or labels.shape[0] != maps.shape[0] or labels.shape[2:] != maps.shape[2:]:
-        expected = (len(maps), 1, *maps.shape[2:])
+    expected = (len(maps), 1, *maps.shape[2:])
+    if labels.shape not in (expected, maps.shape):
         raise ValueError(f"`y` must be label maps {expected}, on the grid of the maps, got {tuple(labels.shape)}")
     check_labels(labels)
     return (labels != 0).to(maps.device).expand_as(maps)
+
+
+def check_one_grid(maps: torch.Tensor, images: torch.Tensor) -> None:
+    """Refuse images ``(B, C, *spatial)`` that are not of the batch and the grid of the maps ``(B, K, *spatial)``."""
+    if images.ndim != maps.ndim or len(images) != len(maps) or images.shape[2:] != maps.shape[2:]:
+        raise ValueError(f"maps {tuple(maps.shape)} and images {tuple(images.shape)} are not of one batch and one grid")
 
 
 class OneMap(NamedTuple):
@@ -138,10 +144,9 @@ class NetworkMetric(SaliencyMetric):
     autocast, batch size and remembered patches.
 
     Args:
-        inferer: what made the maps, such as ``rise(target=...)``.
+        inferer: what made the maps, such as ``rise(target=...)``. Another fill: ``inferer.replace(fill=BlurFill())``.
         network: any callable on images.
-            Another fill: ``inferer.replace(fill=BlurFill())``.
-        **options: ``reduction`` and ``get_not_nans``, as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        **options: ``reduction``, as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Attributes:
         num_forwards: the forwards that :meth:`score` has spent so far, counted as
@@ -166,22 +171,23 @@ class NetworkMetric(SaliencyMetric):
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         """As for :class:`SaliencyMetric`; ``y`` are the images ``(B, C, *spatial)`` that the maps explain."""
         maps = checked_maps(y_pred)
-        return torch.stack([self.of_case(each).to(maps.device) for each in self.each(y_pred, y)])
+        by_case = self.maps_by_case(y_pred, y)
+        return torch.stack([self.of_case(maps_of_case).to(maps.device) for maps_of_case in by_case])
 
-    def each(
+    def maps_by_case(
         self, y_pred: torch.Tensor, y: torch.Tensor | None, cases: Sequence[Case] | None = None
     ) -> list[list[OneMap]]:
         """The K maps of each of B cases, with their image; ``cases`` are known by the images' meta data otherwise."""
         maps = checked_maps(y_pred)
         if not isinstance(y, torch.Tensor) or y.ndim != maps.ndim:
-            got = f"shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"
-            raise ValueError(f"`y` must be the images (B, C, *spatial) that the maps explain, got {got}")
-        if len(y) != len(maps) or y.shape[2:] != maps.shape[2:]:
-            raise ValueError(f"maps {tuple(maps.shape)} and images {tuple(y.shape)} are not of one batch and one grid")
-        known = [Case.of(y, index) for index in range(len(maps))] if cases is None else cases
-        images, count = plain(y), maps.shape[1]
-        pairs = zip(maps, images, known, strict=True)
-        return [[OneMap(own[k], k, count, image, case) for k in range(count)] for own, image, case in pairs]
+            raise ValueError(f"`y` must be the images (B, C, *spatial) that the maps explain, got {_in_words(y)}")
+        check_one_grid(maps, y)
+        if cases is None:
+            cases = [Case.of(y, index) for index in range(len(maps))]
+        by_case = []
+        for of_case, image, case in zip(maps, plain(y), cases, strict=True):
+            by_case.append([OneMap(one, k, len(of_case), image, case) for k, one in enumerate(of_case)])
+        return by_case
 
     def score(self, one: OneMap, masks: Masks) -> Scored:
         """Score perturbed images of one case, by masks that hide all channels alike."""

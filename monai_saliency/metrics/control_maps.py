@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from monai_saliency.fills.simple import BlurFill
-from monai_saliency.metrics.base import SaliencyMetric, checked_maps
+from monai_saliency.metrics.base import SaliencyMetric, check_one_grid, checked_maps
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.tensors import plain
 
@@ -38,8 +38,9 @@ class Controlled:
     @property
     def passed_by(self) -> tuple[str, ...]:
         """The controls that are at least as good as the maps: with any, a good metric is no evidence for a map."""
-        sign = 1 if self.higher_is_better else -1
-        return tuple(name for name, value in self.controls.items() if sign * value >= sign * self.value)
+        if self.higher_is_better:
+            return tuple(name for name, value in self.controls.items() if value >= self.value)
+        return tuple(name for name, value in self.controls.items() if value <= self.value)
 
 
 def controls(images: torch.Tensor, saliency: torch.Tensor, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -63,8 +64,7 @@ def controls(images: torch.Tensor, saliency: torch.Tensor, seed: int = 0) -> dic
     """
     maps = checked_maps(saliency)
     scans = plain(images)
-    if scans.ndim != maps.ndim or len(scans) != len(maps) or scans.shape[2:] != maps.shape[2:]:
-        raise ValueError(f"maps {tuple(maps.shape)} and images {tuple(scans.shape)} are not of one batch and one grid")
+    check_one_grid(maps, scans)
     scans = scans.to(maps)
     return {
         "random": torch.stack([_noise(maps[0], scan, seed) for scan in scans]),
@@ -103,19 +103,21 @@ def with_controls(
         True
     """
     instance("metric", metric, SaliencyMetric, "a metric such as AUPRC()")
-    maps = {"map": saliency, **controls(images, saliency, seed)}
-    found = {name: float(metric.compute(each, y).double().nanmean()) for name, each in maps.items()}
-    return Controlled(type(metric).__name__, metric.higher_is_better, found.pop("map"), found)
+    means = {}
+    for name, maps in {"map": saliency, **controls(images, saliency, seed)}.items():
+        means[name] = float(metric.compute(maps, y).double().nanmean())
+    return Controlled(type(metric).__name__, metric.higher_is_better, means.pop("map"), means)
 
 
 def _noise(like: torch.Tensor, scan: torch.Tensor, seed: int) -> torch.Tensor:
+    """Normal numbers of the shape of ``like``, drawn by the seed and the scan's voxels."""
     digest = hashlib.sha256(f"{seed} ".encode() + scan.cpu().double().contiguous().numpy().tobytes()).digest()
     draw = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     return torch.randn(like.shape, generator=draw, dtype=torch.float64).to(like)
 
 
 def _edges(scans: torch.Tensor) -> torch.Tensor:
-    """``(B, C, *spatial)`` -> ``(B, 1, *spatial)``."""
+    """The length of the gradient of scans ``(B, C, *spatial)``, the mean of their channels: ``(B, 1, *spatial)``."""
     axes = [axis for axis in range(2, scans.ndim) if scans.shape[axis] > 1]
     slopes = torch.gradient(scans, dim=axes) if axes else [torch.zeros_like(scans)]
     return torch.stack([*slopes]).square().sum(0).sqrt().mean(1, keepdim=True)

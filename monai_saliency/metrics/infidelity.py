@@ -1,4 +1,4 @@
-"""Does the sum of a map over what is hidden say how far the score falls? Infidelity and sensitivity-n."""
+"""Does the sum of a map over what is hidden say how far the score falls? Infidelity."""
 
 from __future__ import annotations
 
@@ -9,34 +9,15 @@ import torch
 
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
-from monai_saliency.masks.grid import SubsetMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.metrics.base import NetworkMetric, OneMap, Scored
-from monai_saliency.utils.arguments import flag, instance, whole_number
+from monai_saliency.utils.arguments import flag, instance
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["Infidelity", "SensitivityN"]
+__all__ = ["Infidelity"]
 
 
-class _SumsAndDrops(NetworkMetric):
-    """Compares, over random perturbed images, the map's sum over what is hidden with the fall of the score."""
-
-    masks: Masks
-
-    def compare(self, sums: torch.Tensor, drops: torch.Tensor) -> torch.Tensor:
-        """The number of one map, from ``(N,)`` sums and ``(N,)`` drops, float64."""
-        raise NotImplementedError
-
-    def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
-        found = []
-        for one in maps:
-            scored = self.score(one, self.masks)
-            drops = (scored.reference - scored.scores).cpu()
-            found.append(self.compare(_sums_of_hidden(scored, one.saliency), drops))
-        return torch.stack(found)
-
-
-class Infidelity(_SumsAndDrops):
+class Infidelity(NetworkMetric):
     """The mean squared difference between a map's sum over what is hidden and the fall of the score (Yeh et al.,
     NeurIPS 2019, equation 1). Lower is better, 0 is the best; in the score's unit, squared.
 
@@ -77,55 +58,27 @@ class Infidelity(_SumsAndDrops):
         self.masks = RISEMasks(200, seed=1) if masks is None else masks
         self.normalize = flag("normalize", normalize)
 
-    def compare(self, sums: torch.Tensor, drops: torch.Tensor) -> torch.Tensor:
+    def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
+        return torch.stack([self._of_map(one) for one in maps])
+
+    def _of_map(self, one: OneMap) -> torch.Tensor:
+        scored = self.score(one, self.masks)
+        drops = (scored.reference - scored.scores).cpu()
+        sums = _sums_of_hidden(scored, one.saliency)
         if self.normalize:
             power = (sums**2).mean()
-            sums = sums * ((sums * drops).mean() / power if power > 0 else 1.0)
+            beta = (sums * drops).mean() / power if power > 0 else 1.0
+            sums = beta * sums
         return ((sums - drops) ** 2).mean()
 
 
-class SensitivityN(_SumsAndDrops):
-    """The correlation between a map's sum over n hidden cells and the fall of the score (sensitivity-n of Ancona et
-    al., ICLR 2018, section 3). In [-1, 1], higher is better.
-
-    Pearson's correlation over random subsets of n cells of a grid. NaN where the sums or the falls are all equal, so
-    where the map or the network is flat.
-
-    For ``inferer``, ``network`` and ``options`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
-
-    Args:
-        num_hidden: n, how many cells are hidden together.
-        num_masks: how many random subsets, at least 3.
-        grid_size: cells along each axis; voxels where the axis is shorter.
-        seed: of the random subsets.
-    """
-
-    def __init__(
-        self,
-        inferer: PerturbationInferer,
-        network: Callable[..., Any],
-        num_hidden: int = 8,
-        num_masks: int = 100,
-        grid_size: int = 8,
-        seed: int = 0,
-        **options: Any,
-    ) -> None:
-        super().__init__(inferer, network, **options)
-        whole_number("num_masks", num_masks, 3)
-        self.masks = SubsetMasks(num_masks, num_hidden, grid_size, seed)
-
-    def compare(self, sums: torch.Tensor, drops: torch.Tensor) -> torch.Tensor:
-        ours, theirs = sums - sums.mean(), drops - drops.mean()
-        # What is left of equal numbers by rounding is not information.
-        if any(bool(each.abs().max() <= 1e-9 * whole.abs().max()) for each, whole in ((ours, sums), (theirs, drops))):
-            return torch.full((), torch.nan, dtype=sums.dtype)
-        return (ours * theirs).sum() / ((ours**2).sum() * (theirs**2).sum()).sqrt()
-
-
-def _sums_of_hidden(found: Scored, saliency: torch.Tensor) -> torch.Tensor:
+def _sums_of_hidden(scored: Scored, saliency: torch.Tensor) -> torch.Tensor:
     """The map's sum over what each mask hides, float64 ``(N,)``."""
-    masks = found.masks
+    masks = scored.masks
     precise = accumulation_dtype(masks.device)
     values = saliency.to(masks.device, precise).flatten()
-    sums = [(1 - rendered.flatten(1).to(precise)) @ values for _, rendered in masks.stream(found.ids)]
+    sums = []
+    for _, rendered in masks.stream(scored.ids):
+        hidden = 1 - rendered.flatten(1).to(precise)
+        sums.append(hidden @ values)
     return torch.cat(sums).double().cpu()

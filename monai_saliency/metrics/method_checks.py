@@ -6,32 +6,16 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from scipy import stats
 
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.metrics.agreement import rank_correlation
-from monai_saliency.metrics.base import NetworkMetric, OneMap, SaliencyMetric, checked_maps
+from monai_saliency.metrics.base import NetworkMetric, OneMap
 from monai_saliency.utils.arguments import instance, whole_number
 
-__all__ = ["EfficientParameterRandomisation", "FillAgreement", "ParameterRandomisation", "RankAgreement"]
-__all__ += ["Repeatability", "entropy", "randomised", "resemblance"]
-
-
-class RankAgreement(SaliencyMetric):
-    """Spearman's rank correlation of two maps of one scan, such as maps of two seeds, fills or methods. In [-1, 1],
-    higher is better. NaN where a map is flat.
-    """
-
-    def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
-        maps = checked_maps(y_pred)
-        if y is None or y.shape != maps.shape:
-            raise ValueError(f"`y` must be other maps of the scans, {maps.shape}, got {getattr(y, 'shape', None)}")
-        others = checked_maps(y)
-        return torch.stack([rank_correlation(a.flatten(1), b.flatten(1)) for a, b in zip(maps, others, strict=True)])
+__all__ = ["FillAgreement", "ParameterRandomisation", "Repeatability", "randomised", "resemblance"]
 
 
 class _AgainstOthers(NetworkMetric):
@@ -46,18 +30,20 @@ class _AgainstOthers(NetworkMetric):
         return rank_correlation(maps.flatten(1), others.flatten(1))
 
     def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
-        first, ours = maps[0], torch.stack([one.saliency for one in maps])
-        found = []
-        for inferer in self.inferers:
-            (explanation,) = inferer.explain(first.image[None], self.network, cases=[first.case])
-            others = explanation.saliency.to(ours.device)
-            if len(others) not in (1, len(maps)):
-                raise ValueError(
-                    f"case {first.case.name} has {len(maps)} maps and `inferer` makes {len(others)}: give the inferer "
-                    "that made the maps"
-                )
-            found.append(self.against(ours, others.expand_as(ours)))
-        return torch.stack(found).mean(0)
+        return torch.stack([self._compared(maps, inferer) for inferer in self.inferers]).mean(0)
+
+    def _compared(self, maps: Sequence[OneMap], inferer: PerturbationInferer) -> torch.Tensor:
+        """The numbers ``(K,)`` of the K maps of a case, compared with those that an inferer makes of it."""
+        image, case = maps[0].image, maps[0].case
+        (explanation,) = inferer.explain(image[None], self.network, cases=[case])
+        ours = torch.stack([one.saliency for one in maps])
+        others = explanation.saliency.to(ours.device)
+        if len(others) not in (1, len(maps)):
+            raise ValueError(
+                f"case {case.name} has {len(maps)} maps and `inferer` makes {len(others)}: give the inferer that made "
+                "the maps"
+            )
+        return self.against(ours, others.expand_as(ours))
 
 
 class Repeatability(_AgainstOthers):
@@ -121,8 +107,7 @@ class ParameterRandomisation(_AgainstOthers):
     """Spearman's rank correlation between a map and the map of a randomised copy of the network (Adebayo et al.,
     NeurIPS 2018, section 3). In [-1, 1], lower is better, about 0 where the map depends on what was learned.
 
-    If the map of the randomised network is flat, the value is 0. NaN where the
-    map itself is flat.
+    If the map of the randomised network is flat, the value is 0. NaN where the map itself is flat.
 
     Args:
         inferer: what made the maps.
@@ -157,43 +142,11 @@ class ParameterRandomisation(_AgainstOthers):
         return resemblance(maps, others)
 
 
-class EfficientParameterRandomisation(ParameterRandomisation):
-    """How far the entropy of the map rises when the network is randomised (efficient MPRT of Hedstroem et al., Sanity
-    Checks Revisited, arXiv 2401.06465): ``(H(randomised) - H(map)) / H(map)``. Higher is better: what was learned gave
-    the map its order. About 0 where the map does not depend on the parameters.
-
-    H is the entropy of the histogram of a map's values, :func:`entropy`. It does not depend on where the values lie:
-    read it together with :class:`ParameterRandomisation`. NaN where the map is flat.
-
-    For ``inferer``, ``network``, ``seed`` and ``options`` see :class:`ParameterRandomisation`.
-
-    Args:
-        bins: of the histogram, at least 2; 100 as in the paper.
-    """
-
-    higher_is_better = True
-
-    def __init__(
-        self, inferer: PerturbationInferer, network: torch.nn.Module, seed: int = 0, bins: int = 100, **options: Any
-    ) -> None:
-        super().__init__(inferer, network, seed, **options)
-        self.bins = whole_number("bins", bins, 2)
-
-    def against(self, maps: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        before, after = (torch.tensor([entropy(one, self.bins) for one in each]) for each in (maps, others))
-        return torch.where(before > 0, (after - before) / before, torch.nan)
-
-
 def resemblance(maps: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """Spearman's rank correlation ``(K,)`` of maps ``(K, *spatial)`` with a randomised network's."""
-    ours, others = maps.flatten(1), others.to(maps.device).flatten(1)
-    nothing = (others.amax(1) == others.amin(1)) & (ours.amax(1) > ours.amin(1))
-    return torch.where(nothing, 0.0, rank_correlation(ours, others))
-
-
-def entropy(values: torch.Tensor, bins: int = 100) -> float:
-    """The entropy of the histogram of values, in nats: 0 where all are equal, ``log(bins)`` where they are even."""
-    return float(stats.entropy(np.histogram(values.double().numpy(force=True), bins)[0]))
+    ours, theirs = maps.flatten(1), others.to(maps.device).flatten(1)
+    only_theirs_is_flat = (theirs.amax(1) == theirs.amin(1)) & (ours.amax(1) > ours.amin(1))
+    return torch.where(only_theirs_is_flat, 0.0, rank_correlation(ours, theirs))
 
 
 def randomised(network: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
@@ -203,7 +156,7 @@ def randomised(network: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     parameter = next(network.parameters(), None)
     if parameter is None:
         raise ValueError("`network` has no parameters that could be drawn anew")
-    place, copied = parameter.device, copy.deepcopy(network).cpu()
+    copied = copy.deepcopy(network).cpu()  # drawn on the CPU, so that every device gives the same
     before = {name: tensor.detach().clone() for name, tensor in copied.named_parameters()}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -211,13 +164,19 @@ def randomised(network: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
             reset: Any = getattr(module, "reset_parameters", None)
             if callable(reset):
                 reset()
-        for name, each in copied.named_parameters():
-            if torch.equal(each, before[name]) and each.is_floating_point():
-                wide = each.double().std(correction=0)
-                wide = wide if wide > 0 else each.double().abs().mean()
-                if wide > 0:
-                    each.copy_(torch.randn(each.shape, dtype=torch.float64) * wide)
-    return copied.to(place)
+        for name, values in copied.named_parameters():
+            if torch.equal(values, before[name]) and values.is_floating_point():
+                _draw_alike(values)
+    return copied.to(parameter.device)
+
+
+def _draw_alike(values: torch.Tensor) -> None:
+    """Draw a parameter in place: normal numbers with its standard deviation, or its size where all are equal."""
+    wide = values.double().std(correction=0)
+    if wide == 0:
+        wide = values.double().abs().mean()
+    if wide > 0:
+        values.copy_(torch.randn(values.shape, dtype=torch.float64) * wide)
 
 
 def _with_seed(masks: Masks, seed: int) -> Masks:

@@ -36,11 +36,18 @@ def peak_voxel(saliency: np.ndarray) -> tuple[int, ...]:
     highest = saliency.max()
     if highest <= rounding and saliency.min() < -rounding:
         highest = saliency[saliency < -rounding].max()
-    level = np.abs(saliency - highest) <= rounding
+    return _most_central(np.abs(saliency - highest) <= rounding)
+
+
+def _most_central(inside: np.ndarray) -> tuple[int, ...]:
+    """The index of the voxel inside, bool ``(*spatial)``, that is nearest to the centre of all voxels inside."""
+    distance = np.where(inside, np.float32(0), np.float32(np.inf))
     # The centre comes from counts along each axis, so that a flat map of a large scan needs no list of all voxels.
-    distance = np.where(level, np.float32(0), np.float32(np.inf))
-    for axis, size in enumerate(saliency.shape):
-        counts = level.sum(axis=tuple(other for other in range(saliency.ndim) if other != axis))
-        offset = np.arange(size) - (counts @ np.arange(size)) / counts.sum()
-        distance += (offset**2).astype(np.float32).reshape([size if a == axis else 1 for a in range(saliency.ndim)])
-    return tuple(int(i) for i in np.unravel_index(int(np.argmin(distance)), saliency.shape))
+    for axis, size in enumerate(inside.shape):
+        other_axes = tuple(other for other in range(inside.ndim) if other != axis)
+        places, counts = np.arange(size), inside.sum(axis=other_axes)
+        centre = (counts @ places) / counts.sum()
+        squares = ((places - centre) ** 2).astype(np.float32)
+        distance += np.expand_dims(squares, other_axes)
+    nearest = np.unravel_index(int(np.argmin(distance)), inside.shape)
+    return tuple(int(index) for index in nearest)

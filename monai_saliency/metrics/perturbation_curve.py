@@ -12,7 +12,7 @@ from monai_saliency.cases import Case
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.order import OrderMasks
 from monai_saliency.metrics.base import NetworkMetric, OneMap
-from monai_saliency.utils.arguments import instance, whole_number
+from monai_saliency.utils.arguments import whole_number
 
 __all__ = ["Deletion", "Insertion", "PerturbationCurve"]
 
@@ -45,32 +45,32 @@ class _Curve(NetworkMetric):
         inferer: PerturbationInferer,
         network: Callable[..., Any],
         steps: int = 20,
-        regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(inferer, network, **options)
         self.steps = whole_number("steps", steps, 1)
-        words = "a function of an image that makes a label map, such as Supervoxels(200)"
-        self.regions = instance("regions", regions, (), words, function=True, none=True)
 
     def curves(
         self, y_pred: torch.Tensor, y: torch.Tensor, cases: Sequence[Case] | None = None
     ) -> list[list[PerturbationCurve]]:
         """K curves for each of B images; arguments as for :meth:`compute`."""
-        return [[self._curve(one) for one in case] for case in self.each(y_pred, y, cases)]
+        by_case = self.maps_by_case(y_pred, y, cases)
+        return [[self._curve(one) for one in maps] for maps in by_case]
 
     def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
         return torch.stack([self._curve(one).auc for one in maps])
 
     def _curve(self, one: OneMap) -> PerturbationCurve:
-        regions = None if self.regions is None else self.regions(one.image, one.case.spacing)
-        found = self.score(one, OrderMasks(one.saliency, self.steps, self.keep, regions))
-        masks: Any = found.masks  # BoundOrderMasks
+        scored = self.score(one, OrderMasks(one.saliency, self.steps, self.keep))
+        masks: Any = scored.masks  # BoundOrderMasks
         hidden = torch.tensor(masks.hidden_fractions, dtype=torch.float64)
-        scores, reference = (found.quantity.reported(each).cpu() for each in (found.scores, found.reference[None]))
+        scores = scored.quantity.reported(scored.scores).cpu()
+        unperturbed = scored.quantity.reported(scored.reference[None]).cpu()
         if self.keep:
-            return PerturbationCurve(torch.cat([1 - hidden, hidden.new_ones(1)]), torch.cat([scores, reference]))
-        return PerturbationCurve(torch.cat([hidden.new_zeros(1), hidden]), torch.cat([reference, scores]))
+            inserted = torch.cat([1 - hidden, hidden.new_ones(1)])
+            return PerturbationCurve(inserted, torch.cat([scores, unperturbed]))
+        deleted = torch.cat([hidden.new_zeros(1), hidden])
+        return PerturbationCurve(deleted, torch.cat([unperturbed, scores]))
 
 
 class Deletion(_Curve):
@@ -88,8 +88,6 @@ class Deletion(_Curve):
 
     Args:
         steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.
-        regions: makes a label map ``(1, *spatial)`` of an image and its voxel sizes, such as ``Supervoxels(200)``;
-            voxels of one label go at once, in the order of their mean in the map. Single voxels by default.
 
     Example::
 

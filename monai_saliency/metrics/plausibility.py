@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 
@@ -12,7 +11,7 @@ from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import number
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["AUPRC", "Leakage", "MassInLabel", "MeanIoU", "Pointing", "highest_voxels"]
+__all__ = ["AUPRC", "Leakage", "MassInLabel", "Pointing", "highest_voxels"]
 
 
 class Pointing(SaliencyMetric):
@@ -34,15 +33,17 @@ class Pointing(SaliencyMetric):
         ([[0.0]], [[1.0]])
     """
 
-    def __init__(self, tolerance: float = 0.0, reduction: str = "mean", get_not_nans: bool = False) -> None:
-        super().__init__(reduction, get_not_nans)
+    def __init__(self, tolerance: float = 0.0, reduction: str = "mean") -> None:
+        super().__init__(reduction)
         self.tolerance = number("tolerance", tolerance, 0)
 
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         maps = checked_maps(y_pred)
         labels = checked_labels(maps, y)
-        found = [self._hit(*each) for each in zip(maps.flatten(0, 1), labels.flatten(0, 1), strict=True)]
-        return torch.tensor(found, device=maps.device).reshape(maps.shape[:2])
+        hits = []
+        for saliency, label in zip(maps.flatten(0, 1), labels.flatten(0, 1), strict=True):
+            hits.append(self._hit(saliency, label))
+        return torch.tensor(hits, device=maps.device).reshape(maps.shape[:2])
 
     def _hit(self, saliency: torch.Tensor, label: torch.Tensor) -> float:
         inside = label.nonzero()
@@ -94,8 +95,8 @@ class Leakage(SaliencyMetric):
 
     higher_is_better = False
 
-    def __init__(self, top: float | None = None, reduction: str = "mean", get_not_nans: bool = False) -> None:
-        super().__init__(reduction, get_not_nans)
+    def __init__(self, top: float | None = None, reduction: str = "mean") -> None:
+        super().__init__(reduction)
         if top is not None and not 0 < number("top", top) <= 1:
             raise ValueError(f"`top` must be in (0, 1], a share of the voxels, got {top}")
         self.top = top
@@ -111,14 +112,15 @@ class Leakage(SaliencyMetric):
 def highest_voxels(maps: torch.Tensor, share: float) -> torch.Tensor:
     """The highest voxels of maps ``(B, K, *spatial)``: a share of all, rounded up, and those as high as the last."""
     flat = maps.flatten(2)
-    count = math.ceil(share * flat.shape[2] * (1 - 1e-12))  # 0.07 * 100 is above 7
-    least = flat.kthvalue(flat.shape[2] - count + 1, dim=2).values
-    level = least.reshape(*maps.shape[:2], *[1] * (maps.ndim - 2))
-    shows = (flat.max(2).values > flat.min(2).values).reshape_as(level)
-    return (maps >= level) & shows
+    voxels = flat.shape[2]
+    count = math.ceil(share * voxels * (1 - 1e-12))  # 0.07 * 100 is above 7
+    level = flat.kthvalue(voxels - count + 1, dim=2, keepdim=True).values
+    is_flat = flat.amax(2, keepdim=True) == flat.amin(2, keepdim=True)
+    return ((flat >= level) & ~is_flat).reshape(maps.shape)
 
 
 def _share_inside(maps: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The share ``(B, K)`` of the positive mass of maps that lies inside their labels; NaN where a label is empty."""
     mass = maps.clamp(min=0).flatten(2).to(accumulation_dtype(maps.device))
     inside, total = (mass * labels.flatten(2)).sum(2), mass.sum(2)
     share = torch.where(total > 0, inside / total, 0)
@@ -142,58 +144,18 @@ class AUPRC(SaliencyMetric):
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         maps = checked_maps(y_pred)
         labels = checked_labels(maps, y)
-        found = [_average_precision(*each) for each in _sorted_maps(maps, labels)]
-        return torch.stack(found).reshape(maps.shape[:2])
+        precisions = []
+        # One at a time: indices of many maps would take several times their memory.
+        for saliency, label in zip(maps.flatten(0, 1), labels.flatten(0, 1), strict=True):
+            precisions.append(_average_precision(saliency.flatten(), label.flatten()))
+        return torch.stack(precisions).reshape(maps.shape[:2])
 
 
-class MeanIoU(SaliencyMetric):
-    """The intersection over union of the label and the voxels above a threshold. In [0, 1], higher is better. The mean
-    is over cases and maps.
-
-    By default each map has the threshold that suits it best, among its own values. That is an upper bound: nobody knows
-    this threshold without the label. Compare it with the controls, or give a threshold.
-
-    A case with an empty label counts as NaN.
-
-    Args:
-        threshold: in the map's unit; voxels above it are compared with the label. None: the best.
-
-    Example::
-
-        >>> maps, label = torch.tensor([[[[4.0, 3.0], [2.0, 1.0]]]]), torch.tensor([[[[1, 1], [0, 0]]]])
-        >>> MeanIoU()(maps, label).tolist(), MeanIoU(threshold=3.5)(maps, label).tolist()
-        ([[1.0]], [[0.5]])
-    """
-
-    def __init__(self, threshold: float | None = None, reduction: str = "mean", get_not_nans: bool = False) -> None:
-        super().__init__(reduction, get_not_nans)
-        self.threshold = None if threshold is None else number("threshold", threshold)
-
-    def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
-        maps = checked_maps(y_pred)
-        labels = checked_labels(maps, y)
-        if self.threshold is None:
-            return torch.stack([_best_iou(*each) for each in _sorted_maps(maps, labels)]).reshape(maps.shape[:2])
-        above = maps > self.threshold
-        both, either = ((above & labels).flatten(2).sum(2), (above | labels).flatten(2).sum(2))
-        precise = accumulation_dtype(maps.device)
-        return torch.where(labels.flatten(2).any(2), both.to(precise) / either, torch.nan)
-
-
-def _sorted_maps(maps: torch.Tensor, labels: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """For each map, at its voxels from the highest down: whether the label holds it, and the last equal voxel."""
-    # One at a time: indices of many maps would take several times their memory.
-    for one, label in zip(maps.flatten(0, 1).flatten(1), labels.flatten(0, 1).flatten(1), strict=True):
-        ordered, order = one.sort(descending=True)
-        yield label[order], len(one) - 1 - torch.searchsorted(ordered.flip(0), ordered)
-
-
-def _average_precision(inside: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    precise = accumulation_dtype(inside.device)
-    precision = inside.cumsum(0)[last].to(precise) / (last + 1)
-    return (precision * inside).sum() / inside.sum()  # NaN without a label
-
-
-def _best_iou(inside: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    both, total = inside.cumsum(0)[last].to(accumulation_dtype(inside.device)), inside.sum()
-    return torch.where(total > 0, (both / (last + 1 + total - both)).max(), torch.nan)
+def _average_precision(values: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    """The average precision of a map's voxels ``(n,)``, of which some are inside the label; NaN without a label."""
+    ordered, order = values.sort(descending=True)
+    inside = inside[order]
+    last_equal = len(values) - 1 - torch.searchsorted(ordered.flip(0), ordered)  # the place of the last equal voxel
+    hits = inside.cumsum(0)[last_equal].to(accumulation_dtype(values.device))
+    precision = hits / (last_equal + 1)
+    return (precision * inside).sum() / inside.sum()

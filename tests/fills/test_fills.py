@@ -523,5 +523,11 @@ def test_inside_an_explanation(scans: dict[str, str]) -> None:
     scan = nib.load(scans["ct"]).get_fdata()
     assert float(explanation.scores) == pytest.approx((-1000 - scan.mean()) / scan.std(), rel=1e-5)
     assert torch.equal(image, before)
-    with pytest.raises(CaseError, match="needs the scan's file"):
-        explain(image.as_tensor()[None], lambda x: x.flatten(1))
+    # Without meta data the advice of the error gives the same.
+    plain, network = image.as_tensor()[None], lambda x: x.flatten(1).mean(1, keepdim=True)
+    with pytest.raises(
+        CaseError, match=r"needs the scan's file, .*give `cases=\[ms.Case\('ct_7', file='ct_7.nii'\)\]`"
+    ):
+        explain(plain, network)
+    maps = explain(plain, network, cases=[ms.Case("ct_7", file=scans["ct"])])
+    assert torch.equal(maps[0], explanation.saliency)

@@ -1,7 +1,6 @@
 """Insertion and deletion against plain loops, Quantus, hand-made answers and laws."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,7 @@ from monai.handlers import IgniteMetricHandler
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.masks.grid import SubsetMasks
-from monai_saliency.metrics import Deletion, Infidelity, Insertion, SensitivityN
+from monai_saliency.metrics import Deletion, Infidelity, Insertion
 
 TARGET = ms.ClassScore([0, 1], "none")
 SHAPES = {2: (9, 8), 3: (6, 5, 7), 1: (1, 5, 7)}  # the last: a slice, saved as a volume
@@ -121,25 +119,6 @@ def test_a_network_that_sums_a_box(dims: int) -> None:
     assert float(deletion(torch.zeros_like(image), image)) == size / 2
 
 
-def halves(image: torch.Tensor, spacing: Sequence[float] | None) -> torch.Tensor:
-    labels = torch.ones(1, *image.shape[1:], dtype=torch.long)
-    labels[:, :3], labels[:, 6:] = 0, 5
-    return labels
-
-
-def test_regions_go_at_once() -> None:
-    network, (maps, images) = network_of(2), case_of(2)
-    measured = Deletion(ms.rise(target=TARGET), network, steps=50, regions=halves)
-    curve = measured.curves(maps, images)[0][1]
-    means = [float(maps[0, 1][rows].mean()) for rows in (slice(0, 3), slice(3, 6), slice(6, 9))]
-    shown, expected = images[:1].clone(), [float(network(images[:1])[0, 1])]
-    for part in np.argsort(means)[::-1]:
-        shown[:, :, 3 * part : 3 * part + 3] = 0
-        expected.append(float(network(shown)[0, 1]))
-    np.testing.assert_allclose(curve.fractions, [0, 1 / 3, 2 / 3, 1], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(curve.scores, expected, rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("metric", [Deletion, Insertion])
 def test_batches_and_remembered_patches_change_nothing(metric: type) -> None:
     conv = torch.nn.Conv2d(1, 2, 3, padding=1).double().eval()
@@ -182,15 +161,13 @@ def test_mistakes() -> None:
         Deletion(network, network)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`steps` must be a whole number"):
         Insertion(inferer, network, steps=0)
-    with pytest.raises(ValueError, match="`regions` must be a function"):
-        Insertion(inferer, network, regions=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"`y` must be the images .*, got a NoneType"):
         Deletion(inferer, network)(maps)
     with pytest.raises(ValueError, match="are not of one batch and one grid"):
         Deletion(inferer, network)(maps, images[..., :-1])
 
 
-# Infidelity and sensitivity-n against plain loops, hand-made answers and captum.
+# Infidelity against plain loops, hand-made answers and captum.
 MASKS = ms.masks.RISEMasks(30, 3, seed=4)
 
 
@@ -222,17 +199,6 @@ def test_infidelity_equals_plain_loops(dims: int, normalize: bool) -> None:
         assert abs(float(found[b, k]) - expected) < 1e-9 * max(1, expected)
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-def test_sensitivity_n_equals_plain_loops(dims: int) -> None:
-    network, (maps, images) = network_of(dims), case_of(dims)
-    inferer = ms.rise(target=ms.ClassScore([0, 1], "none"))
-    metric = SensitivityN(inferer.replace(fill=ms.ConstantFill(0.3)), network, 4, 25, grid_size=3, seed=2)
-    found = metric(maps, images)
-    for b, k in np.ndindex(2, 2):
-        pairs = slow_pairs(SubsetMasks(25, 4, 3, seed=2), network, maps[b, k], images[b], k)
-        assert abs(float(found[b, k]) - np.corrcoef(*pairs)[0, 1]) < 1e-9
-
-
 @pytest.mark.parametrize("normalize", [False, True])
 def test_infidelity_equals_captum(normalize: bool) -> None:
     infidelity = pytest.importorskip("captum.metrics", reason="needs captum").infidelity
@@ -261,21 +227,17 @@ def test_infidelity_equals_captum(normalize: bool) -> None:
 
 @pytest.mark.parametrize("dims", [2, 3])
 def test_a_linear_network_and_its_exact_map(dims: int) -> None:
-    """Occlusion of single voxels is exact for a sum: nothing is left of infidelity, and the correlation is 1."""
+    """Occlusion of single voxels is exact for a sum: nothing is left of infidelity."""
     weight = torch.randn(SHAPES[dims], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     network = lambda x: (x[:, 0] * weight).flatten(1).sum(1, keepdim=True)  # noqa: E731
     image = torch.rand(1, 1, *SHAPES[dims], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     inferer = ms.sliding_window(1, 1, target=ms.ClassScore([0], "none"))
     saliency = inferer(image, network)
     exact, shape_only = (Infidelity(inferer, network, normalize=each) for each in (False, True))
-    sensitivity = SensitivityN(inferer, network, 5, 40, 4)
     assert float(exact.compute(saliency, image)) < 1e-20
     assert float(exact.compute(3 * saliency, image)) > 1e-3
     assert float(shape_only.compute(3 * saliency, image)) < 1e-20
     assert float(shape_only.compute(saliency.flip(2), image)) > 1e-3
-    assert abs(float(sensitivity.compute(saliency, image)) - 1) < 1e-9
-    assert abs(float(sensitivity.compute(-saliency, image)) + 1) < 1e-9
-    assert math.isnan(float(sensitivity.compute(torch.zeros_like(saliency), image)))
     # A map of zeros explains nothing: what is left is the mean square of the falls.
     zero = float(shape_only.compute(torch.zeros_like(saliency), image))
     assert zero == float(exact.compute(torch.zeros_like(saliency), image)) > 1e-3
