@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -55,11 +55,15 @@ class DonorFill(CaseFill):
         transform: Callable[[Any], Any] | None = None,
         key: Hashable = "image",
     ) -> None:
-        is_image = isinstance(donor, (torch.Tensor, np.ndarray))
-        self.donor: Any = torch.as_tensor(donor) if is_image else str(a_path("donor", donor).expanduser())
-        self.files = [] if is_image else input_files(self.donor)  # their sizes and times, for the key of kept scores
-        if not is_image and not self.files:
-            raise ValueError(f"`donor` must be a scan, and there is no file {self.donor}")
+        self.files: Any = []  # their sizes and times, for the key of kept scores
+        self.donor: str | torch.Tensor
+        if isinstance(donor, (torch.Tensor, np.ndarray)):
+            self.donor = torch.as_tensor(donor)
+        else:
+            self.donor = str(a_path("donor", donor).expanduser())
+            self.files = input_files(self.donor)
+            if not self.files:
+                raise ValueError(f"`donor` must be a scan, and there is no file {self.donor}")
         load: Any = [mt.LoadImaged(key), mt.EnsureChannelFirstd(key)] if transform is None else transform
         self.pipeline = load if isinstance(load, mt.Compose) else mt.Compose(load)
         self.key = key
@@ -69,9 +73,10 @@ class DonorFill(CaseFill):
         return lambda images: fill.to(images)
 
     def _image(self) -> torch.Tensor:
-        image = self.donor
-        if isinstance(image, torch.Tensor):
-            return image
+        """The donor ``(C, *spatial)``, preprocessed."""
+        if isinstance(self.donor, torch.Tensor):
+            return self.donor
+        image: Any = self.donor
         try:
             for step in steps_of(self.pipeline, self.key):
                 image = run_step(step, self.key, image)
@@ -85,20 +90,26 @@ class DonorFill(CaseFill):
 
     def _on_grid(self, donor: torch.Tensor, case: Case) -> torch.Tensor:
         """The donor on the grid of a case."""
-        own, wanted = affine_in_mm(donor) if isinstance(donor, MetaTensor) else None, case.affine
-        is_elsewhere = own is not None and wanted is not None and not np.allclose(own, wanted, atol=1e-3)
-        if donor.shape == case.image.shape and not is_elsewhere:
+        own = affine_in_mm(donor) if isinstance(donor, MetaTensor) else None
+        wanted = case.affine
+        same_place = own is None or wanted is None or np.allclose(own, wanted, atol=1e-3)
+        if donor.shape == case.image.shape and same_place:
             return plain(donor)
         if own is None or wanted is None or donor.ndim != case.image.ndim or len(donor) != len(case.image):
             raise ValueError(
                 f"the donor has shape {tuple(donor.shape)}, and the image {tuple(case.image.shape)}: their channels "
                 "must agree, and without an affine for both (LoadImaged gives one) their shapes"
             )
-        affine, grid = torch.as_tensor(own), (torch.as_tensor(wanted), case.image.shape[1:])
-        moved, covered = (
-            plain(mt.SpatialResample("bilinear", padding_mode=mode)(MetaTensor(values.double(), affine=affine), *grid))
-            for mode, values in (("border", plain(donor)), ("zeros", torch.ones_like(plain(donor)[:1])))
-        )
+        shape = case.image.shape[1:]
+        covered = _resampled(torch.ones_like(plain(donor)[:1]), own, wanted, shape, beyond="zeros")
         if (share := float(covered.mean())) < 0.5:
             raise ValueError(f"the donor covers {share:.0%} of the scan: register the scans to one space first")
-        return moved
+        return _resampled(plain(donor), own, wanted, shape, beyond="border")
+
+
+def _resampled(
+    values: torch.Tensor, affine: np.ndarray, wanted: np.ndarray, shape: Sequence[int], beyond: str
+) -> torch.Tensor:
+    """An image ``(C, *spatial)`` of an affine on the grid ``(C, *shape)`` of another, interpolated linearly."""
+    image = MetaTensor(values.double(), affine=torch.as_tensor(affine))
+    return plain(mt.SpatialResample("bilinear", padding_mode=beyond)(image, torch.as_tensor(wanted), shape))

@@ -27,6 +27,8 @@ _HIDDEN = 0.4999
 # Between 4, right for cells twice as wide, and 2, right for corrections that are constant in each cell.
 _COARSER = 3.4
 _SWEEPS, _SWEEPS_AT_THE_BOTTOM = 2, 4
+# Each leaves about a quarter of the error: on small images at most 1e-4 of a smooth scan's range, and 4e-4 of noise.
+_STEPS = 6
 
 
 class InpaintFill(CaseFill):
@@ -48,8 +50,6 @@ class InpaintFill(CaseFill):
             holds edges too: in FLAIR slices of three patients a small classifier found fills with 0.5 less often than
             with 1, and nearly always without noise.
         seed: of the noise, which is one field for all masks of a case.
-        steps: solver steps; each leaves about a quarter of the error. On small images 6 steps leave at most 1e-4 of a
-            smooth scan's range, and 4e-4 of pure noise.
 
     Raises:
         ValueError: for settings out of range, and from :meth:`bind` for an image with NaN or infinite voxels.
@@ -64,10 +64,9 @@ class InpaintFill(CaseFill):
         [[[[3.0, 3.0, 5.0, 7.0, 9.0]]]]
     """
 
-    def __init__(self, noise: float = 0.5, seed: int = 0, steps: int = 6) -> None:
+    def __init__(self, noise: float = 0.5, seed: int = 0) -> None:
         self.noise = number("noise", noise, 0)
         self.seed = whole_number("seed", seed, 0)
-        self.steps = whole_number("steps", steps, 1)
 
     def bind(self, case: Case) -> _BoundInpaintFill:
         return _BoundInpaintFill(self, plain(case.image))
@@ -77,15 +76,16 @@ class _BoundInpaintFill:
     def __init__(self, fill: InpaintFill, image: torch.Tensor) -> None:
         if not bool(torch.isfinite(image).all()):
             raise ValueError("InpaintFill continues an image, and this one has NaN or infinite voxels: clip it first")
-        self.steps = fill.steps
         self.dtype = torch.promote_types(image.dtype, torch.float32)
         drawn = np.random.default_rng(fill.seed).standard_normal(image.shape)
         self.noise = torch.from_numpy(drawn * fill.noise).to(image.device, self.dtype)
         self.deviation = _local_deviation(image[None].to(self.dtype))
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        image, axes = plain(images).to(self.dtype), tuple(range(2, images.ndim))
-        return image.mean(axes, keepdim=True) + self.noise * self.deviation.mean(axes, keepdim=True)
+        """The fill of masks that hide everything: each channel's mean, with noise."""
+        axes = tuple(range(2, images.ndim))
+        mean = plain(images).to(self.dtype).mean(axes, keepdim=True)
+        return mean + self.noise * self.deviation.mean(axes, keepdim=True)
 
     def of(self, image: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
         """The fill ``(n, C, *spatial)`` of an image ``(1, C, *spatial)`` for masks ``(n, 1 or C, *spatial)``."""
@@ -95,7 +95,7 @@ class _BoundInpaintFill:
         has_no_rim = hidden.amin(axes, keepdim=True)
         with exact_arithmetic(image.device):
             laplace = Laplace(hidden)
-            smooth = laplace.solve(image, self.steps).addcmul_(has_no_rim, image.mean(axes, keepdim=True))
+            smooth = laplace.solve(image, _STEPS).addcmul_(has_no_rim, image.mean(axes, keepdim=True))
             deviation = laplace.spread(self.deviation).addcmul_(has_no_rim, self.deviation.mean(axes, keepdim=True))
             return smooth.addcmul_(hidden * self.noise, deviation)
 
@@ -110,7 +110,13 @@ def _local_deviation(images: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Level:
-    """A grid. A cell of a coarser grid is hidden when all its voxels are, so coarse corrections stay in the region."""
+    """A grid. A cell of a coarser grid is hidden when all its voxels are, so coarse corrections stay in the region.
+
+    Attributes:
+        hidden: 1 where hidden, 0 elsewhere.
+        minus: less the number of each voxel's neighbours.
+        weight: where hidden, one over the number of neighbours; 0 elsewhere.
+    """
 
     hidden: torch.Tensor
     minus: torch.Tensor
@@ -118,6 +124,7 @@ class _Level:
 
     @staticmethod
     def of(hidden: torch.Tensor) -> _Level:
+        """The grid of regions ``(n, 1 or C, *spatial)``, 1 where hidden and 0 elsewhere."""
         ones = torch.ones_like(hidden[:1, :1])
         neighbours = _add_neighbours(torch.zeros_like(ones), ones).clamp(min=1)
         return _Level(hidden, -neighbours, hidden / neighbours)
@@ -131,6 +138,7 @@ class _Level:
         return values.addcmul_(self.weight, self._differences(values, right), value=step)
 
     def _differences(self, values: torch.Tensor, right: torch.Tensor | None) -> torch.Tensor:
+        """The residual everywhere, also where nothing is hidden."""
         own = values * self.minus if right is None else torch.addcmul(right, values, self.minus)
         return _add_neighbours(own, values)
 
@@ -156,23 +164,27 @@ class Laplace:
         Where nothing is kept, it is 0.
         """
         top = self.levels[0]
-        found = self.spread(values, corrected=True)
-        residual = top.residual(found)
-        way, before = None, residual.new_ones(())
+        solution = self.spread(values, corrected=True)
+        residual = top.residual(solution)
+        direction, power_before = None, residual.new_ones(())
         for _ in range(steps):
             cycle = self._cycle(residual)
-            now = _product(residual, cycle)
-            way = cycle if way is None else torch.addcmul(cycle, way, now / before.clamp(min=1e-30))
-            change = top.residual(way)
-            length = -now / _product(way, change).clamp(max=-1e-30)
-            found.addcmul_(way, length)
+            power = _product(residual, cycle)
+            if direction is None:
+                direction = cycle
+            else:
+                direction = torch.addcmul(cycle, direction, power / power_before.clamp(min=1e-30))
+            change = top.residual(direction)
+            length = -power / _product(direction, change).clamp(max=-1e-30)
+            solution.addcmul_(direction, length)
             residual.addcmul_(change, length)
-            before = now
-        return found
+            power_before = power
+        return solution
 
     def spread(self, values: torch.Tensor, level: int = 0, corrected: bool = False) -> torch.Tensor:
         """A rough continuation: a hidden voxel takes the mean of the smallest cell around it with kept voxels."""
-        hidden, kept = self.levels[level].hidden, 1 - self.levels[level].hidden
+        here = self.levels[level]
+        kept = 1 - here.hidden
         known = values * kept
         if level + 1 < len(self.levels):
             coarse = _pooled(known) / _pooled(kept).clamp(min=1e-6)
@@ -180,14 +192,15 @@ class Laplace:
         else:
             axes = tuple(range(2, values.ndim))
             around = known.sum(axes, keepdim=True) / kept.sum(axes, keepdim=True).clamp(min=1)
-        found = known.addcmul(hidden, around)
+        continued = known.addcmul(here.hidden, around)
         if corrected and level:
-            found += self._cycle(self.levels[level].residual(found), level)
-        return found
+            continued += self._cycle(here.residual(continued), level)
+        return continued
 
     def _cycle(self, right: torch.Tensor, level: int = 0) -> torch.Tensor:
         """One V-cycle for a right side that is 0 where the image is kept."""
-        here, is_last = self.levels[level], level + 1 == len(self.levels)
+        here = self.levels[level]
+        is_last = level + 1 == len(self.levels)
         weights = _chebyshev(_SWEEPS_AT_THE_BOTTOM if is_last else _SWEEPS, right.ndim - 2)
         values = (right * here.weight).mul_(weights[0])
         for weight in weights[1:]:
@@ -222,10 +235,12 @@ def _stretched(coarse: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The inner product ``(n, C, 1, ...)`` of the channels of two images ``(n, C, *spatial)``."""
     return (one * other).sum(tuple(range(2, one.ndim)), keepdim=True)
 
 
 def _chebyshev(count: int, dims: int) -> list[float]:
     """Weights of Jacobi sweeps that damp what varies from voxel to voxel most (eigenvalues 1 / dims to 2)."""
     middle, half = (2 + 1 / dims) / 2, (2 - 1 / dims) / 2
-    return [1 / (middle + half * math.cos(math.pi * (2 * k - 1) / (2 * count))) for k in range(1, count + 1)]
+    angles = [math.pi * (2 * k - 1) / (2 * count) for k in range(1, count + 1)]
+    return [1 / (middle + half * math.cos(angle)) for angle in angles]

@@ -83,6 +83,10 @@ def _most_symmetric(image: torch.Tensor, axis: int) -> int:
     size = image.shape[axis + 1]
     rows = image.movedim(axis + 1, -1).reshape(-1, size)
     rows = rows[:: rows.numel() // _VOXELS | 1].double().nan_to_num(0, 0, 0)
+
+    def asymmetry(total: int) -> tuple[float, int]:
+        from_the_middle = abs(total - (size - 1))
+        return float((rows - _mirrored(rows, 1, total)).square().mean()), from_the_middle
+
     reach = int(2 * _NEAR_THE_MIDDLE * size)
-    totals = sorted(range(size - 1 - reach, size + reach), key=lambda total: abs(total - size + 1))
-    return min(totals, key=lambda total: float((rows - _mirrored(rows, 1, total)).square().mean()))
+    return min(range(size - 1 - reach, size + reach), key=asymmetry)

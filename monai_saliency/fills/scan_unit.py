@@ -23,17 +23,41 @@ __all__ = ["ScanUnitFill", "run_step", "steps_of"]
 _INSTEAD = "give the fill in the network's input space (ConstantFill)"
 
 #: these move voxels, or interpolate with weights of sum 1, or store the same numbers in another form
-_KEEP_THE_VALUE: tuple[type, ...] = (
-    *(mt.Affined, mt.BorderPadd, mt.CopyItemsd, mt.CenterScaleCropd, mt.CenterSpatialCropd, mt.CropForegroundd),
-    *(mt.DivisiblePadd, mt.EnsureChannelFirstd, mt.Flipd, mt.Orientationd, mt.ResampleToMatchd, mt.Resized),
-    *(mt.ResizeWithPadOrCropd, mt.Rotate90d, mt.Rotated, mt.Spacingd, mt.SpatialCropd, mt.SpatialPadd),
-    *(mt.SpatialResampled, mt.SqueezeDimd, mt.Zoomd, mt.CastToTyped, mt.EnsureTyped, mt.ToDeviced),
-    *(mt.ToNumpyd, mt.ToTensord),
-)
+_KEEP_THE_VALUE: set[type] = {
+    mt.Affined,
+    mt.BorderPadd,
+    mt.CastToTyped,
+    mt.CenterScaleCropd,
+    mt.CenterSpatialCropd,
+    mt.CopyItemsd,
+    mt.CropForegroundd,
+    mt.DivisiblePadd,
+    mt.EnsureChannelFirstd,
+    mt.EnsureTyped,
+    mt.Flipd,
+    mt.Orientationd,
+    mt.ResampleToMatchd,
+    mt.ResizeWithPadOrCropd,
+    mt.Resized,
+    mt.Rotate90d,
+    mt.Rotated,
+    mt.Spacingd,
+    mt.SpatialCropd,
+    mt.SpatialPadd,
+    mt.SpatialResampled,
+    mt.SqueezeDimd,
+    mt.ToDeviced,
+    mt.ToNumpyd,
+    mt.ToTensord,
+    mt.Zoomd,
+}
 #: these treat each voxel alone, and are run on the value
-_RUN_ON_THE_VALUE: tuple[type, ...] = (
-    *(mt.RepeatChanneld, mt.ScaleIntensityRanged, mt.ShiftIntensityd, mt.ThresholdIntensityd),
-)
+_RUN_ON_THE_VALUE: set[type] = {
+    mt.RepeatChanneld,
+    mt.ScaleIntensityRanged,
+    mt.ShiftIntensityd,
+    mt.ThresholdIntensityd,
+}
 
 
 class ScanUnitFill(CaseFill):
@@ -122,41 +146,44 @@ class ScanUnitFill(CaseFill):
         )
 
     def _after(self, step: Any, before: Any, after: Any, values: torch.Tensor) -> torch.Tensor:
-        """The values ``(1,)`` or ``(C,)`` after a step on the image."""
+        """The values ``(1,)`` or ``(C,)`` after a step that made the image ``after`` of ``before``."""
         kind = type(step)
-        known = (*_KEEP_THE_VALUE, *_RUN_ON_THE_VALUE, *_WITH_STATISTICS) if _is_array(before) else (mt.LoadImaged,)
+        known = _KEEP_THE_VALUE | _RUN_ON_THE_VALUE | {*_WITH_STATISTICS} if _is_array(before) else {mt.LoadImaged}
         if kind not in known or not _is_array(after):
             raise self._refused(step, "is not one of the steps that ScanUnitFill knows")
         new = plain(torch.as_tensor(after))
-        if kind in _RUN_ON_THE_VALUE or kind in _WITH_STATISTICS:
-            old = plain(torch.as_tensor(before))
-            _check_count(values, len(old))
-            given = values.expand(len(old)).to(old)[:, None]
-            if kind in _RUN_ON_THE_VALUE:
-                made = plain(torch.as_tensor(step({self.key: given})[self.key]))
-            else:
-                made = self._with_statistics(step, old, new, given)
-            values = made.double().flatten().cpu()
-            return values[:1] if len(values.unique()) == 1 else values
+        if kind not in _RUN_ON_THE_VALUE and kind not in _WITH_STATISTICS:
+            self._check_kept(step, new, values)
+            return values
+        old = plain(torch.as_tensor(before))
+        _check_count(values, len(old))
+        voxels = values.expand(len(old)).to(old)[:, None]  # (C, 1): an image of one voxel
+        if kind in _RUN_ON_THE_VALUE:
+            made = plain(torch.as_tensor(step({self.key: voxels})[self.key]))
+        else:
+            made = self._with_statistics(step, old, new, voxels)
+        values = made.double().flatten().cpu()
+        return values[:1] if len(values.unique()) == 1 else values
+
+    def _check_kept(self, step: Any, new: torch.Tensor, values: torch.Tensor) -> None:
+        """Refuse a spatial step or a conversion, which made ``new``, that does not keep the values."""
         if not new.is_floating_point() and not torch.equal(values.to(new.dtype).double(), values):
             raise self._refused(step, f"gives {new.dtype}: this type cannot hold it")
         if isinstance(step, mt.Resized) and any(step.anti_aliasing):
             raise self._refused(step, "blurs the border (anti_aliasing)")
-        return values
 
-    def _with_statistics(self, step: Any, old: torch.Tensor, new: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    def _with_statistics(self, step: Any, old: torch.Tensor, new: torch.Tensor, voxels: torch.Tensor) -> torch.Tensor:
         """Voxels ``(C, 1)`` after a step that made ``new`` of ``old``, with its statistics of ``old``."""
         name, freeze = _WITH_STATISTICS[type(step)]
         transform = getattr(step, name)
-        parts = list(old) if transform.channel_wise else [old]
-        frozen = [freeze(transform, part, channel) for channel, part in enumerate(parts)] * (len(old) // len(parts))
-
-        def run(image: torch.Tensor) -> torch.Tensor:
-            return torch.stack([plain(torch.as_tensor(f(c.clone()))) for f, c in zip(frozen, image, strict=True)])
-
-        if not _same(run(old), new, 1e-5):
+        if transform.channel_wise:
+            frozen = [freeze(transform, channel, number) for number, channel in enumerate(old)]
+        else:
+            of_all = freeze(transform, old, 0)
+            frozen = [of_all for _ in old]
+        if not _same(_by_channel(frozen, old), new, 1e-5):
             raise self._refused(step, "has settings that ScanUnitFill does not know")
-        return run(given)
+        return _by_channel(frozen, voxels)
 
 
 def steps_of(pipeline: mt.Compose, key: Hashable) -> list[Any]:
@@ -172,6 +199,9 @@ def run_step(step: Any, key: Hashable, image: Any) -> Any:
     return step({key: copy.deepcopy(image)})[key]
 
 
+# Each gives a transform of one channel with the statistics of the voxels of a scan, as MONAI's transform takes them.
+
+
 def _scale(scale: Any, voxels: torch.Tensor, channel: int) -> Any:
     return mt.ScaleIntensityRange(float(voxels.min()), float(voxels.max()), scale.minv, scale.maxv, dtype=scale.dtype)
 
@@ -183,17 +213,18 @@ def _percentiles(scale: Any, voxels: torch.Tensor, channel: int) -> Any:
 
 def _normalize(normalize: Any, voxels: torch.Tensor, channel: int) -> Any:
     used = (voxels[voxels != 0] if normalize.nonzero else voxels).float()
-    found = (used.mean(), used.std(unbiased=False))
-    given = (normalize.subtrahend, normalize.divisor)
-    mean, deviation = (
-        float(own) if each is None else float(np.ravel(each)[channel]) for own, each in zip(found, given, strict=True)
-    )
+    mean, deviation = used.mean(), used.std(unbiased=False)
+    if normalize.subtrahend is not None:
+        mean = np.ravel(normalize.subtrahend)[channel]
+    if normalize.divisor is not None:
+        deviation = np.ravel(normalize.divisor)[channel]
     kind: Any = mt.NormalizeIntensity  # its types know arrays alone
-    return kind(mean, deviation, normalize.nonzero, dtype=normalize.dtype)
+    return kind(float(mean), float(deviation), normalize.nonzero, dtype=normalize.dtype)
 
 
 def _clip(clip: Any, voxels: torch.Tensor, channel: int) -> Any:
-    low, high = percentile(voxels, clip.lower or 0), percentile(voxels, 100 if clip.upper is None else clip.upper)
+    low = percentile(voxels, clip.lower or 0)
+    high = percentile(voxels, 100 if clip.upper is None else clip.upper)
     return lambda values: values.clamp(low, high)
 
 
@@ -204,6 +235,12 @@ _WITH_STATISTICS: dict[type, tuple[str, Callable[[Any, torch.Tensor, int], Any]]
     mt.ScaleIntensityRangePercentilesd: ("scaler", _percentiles),
     mt.ClipIntensityPercentilesd: ("scaler", _clip),
 }
+
+
+def _by_channel(transforms: Sequence[Any], image: torch.Tensor) -> torch.Tensor:
+    """An image ``(C, ...)`` after each channel went through a transform of its own."""
+    channels = [transform(channel.clone()) for transform, channel in zip(transforms, image, strict=True)]
+    return torch.stack([plain(torch.as_tensor(channel)) for channel in channels])
 
 
 def _is_array(image: Any) -> bool:
