@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -90,11 +90,21 @@ class NetworkCalls:
         if not isinstance(images, torch.Tensor):  # a list of images: kept as it is
             return call(images, *args, **kwargs)
         made = _Call(self, lambda leaf: call(leaf, *args, **kwargs), images)
-        floats = [each for each in tree_leaves(made.output) if _is_float(each)]
-        # Copies, since the inferer may write there.
-        tracked = iter(_Function.apply(images, made, [each.detach().clone() for each in floats]) if floats else ())
         output, made.output = made.output, None
+        # Copies, since the inferer may write there.
+        copies = [value.detach().clone() for value in _floats(output)]
+        if not copies:
+            return output
+        tracked = iter(_Function.apply(images, made, copies))
         return tree_map(lambda value: next(tracked) if _is_float(value) else value, output)
+
+
+class _Graph(NamedTuple):
+    """What autograd needs of a call: the images, what the method watched, and the outputs of floats."""
+
+    images: torch.Tensor
+    watched: Any
+    outputs: Sequence[torch.Tensor]
 
 
 class _Call:
@@ -105,44 +115,50 @@ class _Call:
         self.call = call
         kind = images.device.type
         self._cast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        self._kept: tuple[torch.Tensor, Any, Sequence[torch.Tensor]] | None = None
+        self._graph: _Graph | None = None  # kept, unless the call runs again
         if calls.again:
             with torch.no_grad():
                 self.output = call(images.detach().clone())
         else:
-            self.output = self._run(images)
+            self.output, self._graph = self._run(images)
 
-    def _run(self, images: torch.Tensor) -> Any:
+    def _run(self, images: torch.Tensor) -> tuple[Any, _Graph]:
+        """The output of the call, recorded by autograd."""
+        watched = None
         with torch.enable_grad(), torch.autocast(*self._cast):
             leaf = images.detach().requires_grad_()
             try:
                 with self.calls.method.watching(self.calls.network, leaf) as watched:
                     output = self.call(leaf.clone())  # which the network may change in place
             except NoGradient as error:
-                self.calls.broken, watched, output = str(error), None, self.call(leaf.clone())
-        self._kept = leaf, watched, [each for each in tree_leaves(output) if _is_float(each)]
-        return output
+                self.calls.broken = str(error)
+                output = self.call(leaf.clone())
+        return output, _Graph(leaf, watched, _floats(output))
 
-    def pulled(self, images: torch.Tensor, grads: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """The quantity that the method uses, in the shape of the images."""
-        asked = [each is not None and bool(each.any()) for each in grads]
-        if not any(asked):
+    def pulled(self, images: torch.Tensor, grads: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+        """The map's share of this call, in the shape of the images, for the derivative of each output; None where the
+        outputs do not depend on the images.
+        """
+        method, again = self.calls.method, self.calls.again
+        moving = [grad is not None and bool(grad.any()) for grad in grads]
+        if not any(moving):
             return torch.zeros_like(images)
         if self.calls.broken:
             return None
-        if self._kept is None:
-            self._run(images)
-        leaf, watched, outputs = self._kept  # type: ignore[misc]
-        if self.calls.again:
-            self._kept = None
-        places = [i for i, output in enumerate(outputs) if asked[i] and output.requires_grad]
-        if not places:
+        graph = self._graph or self._run(images)[1]
+        outputs, grads_of_outputs = [], []
+        for output, grad, moves in zip(graph.outputs, grads, moving, strict=True):
+            if moves and output.requires_grad:
+                outputs.append(output)
+                grads_of_outputs.append(grad)
+        if not outputs:
             return None
-        asked_of = [outputs[i] for i in places], [grads[i] for i in places]
-        found = self.calls.method.pull(leaf, watched, *asked_of, not self.calls.again)
-        if found is not None and bool(found.any()):
+        derivative = method.pull(graph.images, graph.watched, outputs, grads_of_outputs, keep=not again)
+        if derivative is None:
+            return None
+        if bool(derivative.any()):
             self.calls.moved.add(self.calls.score)
-        return None if found is None else self.calls.method.read(found, watched, leaf)
+        return method.read(derivative, graph.watched, graph.images)
 
 
 class _Function(torch.autograd.Function):
@@ -158,12 +174,18 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         (images,), calls = ctx.saved_tensors, ctx.made.calls
         try:
-            found = ctx.made.pulled(images, grads)
+            share = ctx.made.pulled(images, grads)
         except NoGradient as error:
-            calls.broken, found = str(error), None
-        if found is None:
+            calls.broken, share = str(error), None
+        if share is None:
             calls.broken = calls.broken or "its outputs do not depend on its images, as far as autograd sees"
-        return torch.zeros_like(images) if found is None else found, None, None
+            share = torch.zeros_like(images)
+        return share, None, None
+
+
+def _floats(output: Any) -> list[torch.Tensor]:
+    """The tensors of floats in an output."""
+    return [value for value in tree_leaves(output) if _is_float(value)]
 
 
 def _is_float(value: Any) -> bool:

@@ -70,8 +70,11 @@ class GradCAM(GradientMethod):
         if not isinstance(network, nn.Module) or isinstance(network, torch.jit.ScriptModule):
             raise NoGradient(f"it is a {type(network).__name__}, which has no layers that could be watched")
         modules = dict(network.named_modules())
-        names = set(modules) - {""} or {""} if self.target_layer is None else {self.target_layer}
-        if not names <= set(modules):
+        if self.target_layer is None:
+            names = set(modules) - {""} or {""}
+        elif self.target_layer in modules:
+            names = {self.target_layer}
+        else:
             words = f"is not a layer of {type(network).__name__}, such as {', '.join(list(modules)[-3:])}"
             raise ValueError(f"`target_layer` {self.target_layer!r} {words}: see network.named_modules()")
         watched = _Watched(network, names, _Layouts(tuple(images.shape)))
@@ -84,29 +87,37 @@ class GradCAM(GradientMethod):
         self, images: torch.Tensor, watched: Any, outputs: Sequence[torch.Tensor], grads: Sequence[Any], keep: bool
     ) -> torch.Tensor | None:
         if not watched.layers:
-            words = (
-                "gives a tensor (n, channels, *spatial), (n, *spatial, channels) or (n, tokens, channels) of two voxels"
+            raise NoGradient(
+                f"no layer of those that are watched ({self.target_layer or 'all'}) gives a tensor (n, channels, "
+                "*spatial), (n, *spatial, channels) or (n, tokens, channels) of two voxels or more with a derivative, "
+                f"for images {tuple(images.shape)}{watched.unclear}"
             )
-            words += f" or more with a derivative, for images {tuple(images.shape)}{watched.unclear}"
-            raise NoGradient(f"no layer of those that are watched ({self.target_layer or 'all'}) {words}")
-        for layer in reversed(watched.layers):
-            (found,) = torch.autograd.grad(outputs, layer.edge, grads, retain_graph=True, allow_unused=True)
-            if found is None:
-                raise NoGradient(f"the score does not depend on the layer {layer.name!r}, as far as autograd sees")
-            if bool(layer.on_grid(found).any()):
-                break
-        else:
-            if bool(found.any()):
-                words = "name one before an attention as `target_layer`, such as the norm1 of a block"
-                raise NoGradient(f"of the layer {layer.name!r} the score reads the class token only: {words}")
-        watched.read = layer
+        layer, derivative = self._last_with_derivative(watched.layers, outputs, grads)
+        watched.chosen = layer
         if _named.get(watched.network) != layer.name:
             _named[watched.network] = layer.name
             logger.info("Grad-CAM of %s reads the layer %r", type(watched.network).__name__, layer.name)
-        return layer.on_grid(found)
+        return layer.on_grid(derivative)
+
+    def _last_with_derivative(
+        self, layers: Sequence[_Layer], outputs: Sequence[torch.Tensor], grads: Sequence[Any]
+    ) -> tuple[_Layer, torch.Tensor]:
+        """The last layer with a derivative on its grid, and this derivative; the first layer if there is none."""
+        for layer in reversed(layers):
+            (derivative,) = torch.autograd.grad(outputs, layer.edge, grads, retain_graph=True, allow_unused=True)
+            if derivative is None:
+                raise NoGradient(f"the score does not depend on the layer {layer.name!r}, as far as autograd sees")
+            if bool(layer.on_grid(derivative).any()):
+                return layer, derivative
+        if bool(derivative.any()):
+            raise NoGradient(
+                f"of the layer {layer.name!r} the score reads the class token only: name one before an attention as "
+                "`target_layer`, such as the norm1 of a block"
+            )
+        return layer, derivative
 
     def read(self, derivative: torch.Tensor, watched: Any, images: torch.Tensor) -> torch.Tensor:
-        activation = watched.read.on_grid(watched.read.value).to(images.dtype)
+        activation = watched.chosen.on_grid(watched.chosen.value).to(images.dtype)
         weights = derivative.to(images.dtype).mean(dim=tuple(range(2, derivative.ndim)), keepdim=True)
         cam = (weights * activation).sum(dim=1, keepdim=True).relu()
         cam = F.interpolate(cam, images.shape[2:], mode=_LINEAR[images.ndim - 2], align_corners=False)
@@ -139,23 +150,28 @@ class _Watched:
     def __init__(self, network: nn.Module, names: set[str], layouts: _Layouts) -> None:
         self.network, self.names, self.layouts = network, names, layouts
         self.layers: list[_Layer] = []
+        self.chosen: _Layer | None = None  # the layer that the map is made of
         self.unclear = ""
 
     def note(self, name: str, module: nn.Module, inputs: Any, output: Any) -> torch.Tensor | None:
         """Take the output of a layer that is as coarse, or coarser. A tensor that is given takes its place."""
-        found = self.layouts.of(module, output.shape) if isinstance(output, torch.Tensor) else None
-        if name not in self.names or not getattr(output, "requires_grad", False):
+        if not isinstance(output, torch.Tensor):
             return None
-        if found is None:
+        layout = self.layouts.of(module, output.shape)
+        if name not in self.names or not output.requires_grad:
+            return None
+        if layout is None:
             self.unclear = f"; {name!r} gives {tuple(output.shape)}"
             return None
-        (grid, last), coarsest = found, self.layers[-1].grid if self.layers else found[0]
+        grid, channels_last = layout
+        coarsest = self.layers[-1].grid if self.layers else grid
         if not 1 < math.prod(grid) <= math.prod(coarsest):
             return None
-        if grid != coarsest or not last or output.shape[1:-1].numel() == math.prod(grid):  # no class token
+        has_class_token = channels_last and output.shape[1:-1].numel() != math.prod(grid)
+        if grid != coarsest or not has_class_token:
             self.layers.clear()
         # A change in place gives the tensor another place in the graph, and this one stays. A view's would not.
-        self.layers.append(_Layer(name, get_gradient_edge(output), output.detach().clone(), grid, last))
+        self.layers.append(_Layer(name, get_gradient_edge(output), output.detach().clone(), grid, channels_last))
         return output.clone() if is_view(output) else None
 
 
@@ -163,33 +179,44 @@ class _Layouts:
     """Where the channels and voxels of layers' outputs are, by the layers that ran before in a call of a network."""
 
     def __init__(self, images: tuple[int, ...]) -> None:
-        self.images, self.grids, self.any_last = images, {images[2:]}, False
-        self.axes: dict[tuple[int, ...], set[int]] = {}
+        self.images = images  # the shape (n, C, *spatial)
+        self.grids = {images[2:]}  # those of layers whose kind tells where their channels are
+        self.any_last = False  # whether a layer had its channels last
+        self.axes: dict[tuple[int, ...], set[int]] = {}  # by an output's shape: where its channels were, 1 or -1
 
     def of(self, module: nn.Module, shape: tuple[int, ...]) -> tuple[tuple[int, ...], bool] | None:
         """The grid of an output, and whether its channels are last; None where that is unclear."""
         own = _channel_axis(module)
-        self.any_last = self.any_last or (own == -1 and len(shape) > 2)
-        tokens = len(shape) == 3 < len(self.images)
-        if shape[:1] != self.images[:1] or not (tokens or len(shape) == len(self.images)):
+        if own == -1 and len(shape) > 2:
+            self.any_last = True
+        are_tokens = len(shape) == 3 < len(self.images)
+        if shape[:1] != self.images[:1] or not (are_tokens or len(shape) == len(self.images)):
             return None
-        first, last = map(self._of_tokens, (shape[2], shape[1])) if tokens else (shape[2:], shape[1:-1])
-        axis = own or self._inferred(shape, first, last)
-        grid = {1: first, -1: last}.get(axis)
-        if grid is None or (axis == -1 and grid not in self.grids | self._coarser()):  # as of windows, or heads
+        if_first: Any = self._of_tokens(shape[2]) if are_tokens else shape[2:]
+        if_last: Any = self._of_tokens(shape[1]) if are_tokens else shape[1:-1]
+        axis = own or self._inferred(shape, if_first, if_last)
+        grid = if_first if axis == 1 else if_last
+        if axis is None or grid is None:
+            return None
+        if axis == -1 and grid not in self.grids | self._coarser():  # as of windows, or heads
             return None
         if own:
             self.grids.add(grid)
             self.axes.setdefault(shape, set()).add(own)
-        return None if tokens and axis == 1 else (grid, axis == -1)
+        return None if are_tokens and axis == 1 else (grid, axis == -1)
 
-    def _inferred(self, shape: tuple[int, ...], first: Any, last: Any) -> int:
-        """The axis of the channels, by a layer that gave this shape or by known grids; 0 where it is unclear."""
+    def _inferred(self, shape: tuple[int, ...], if_first: Any, if_last: Any) -> int | None:
+        """The axis of the channels, by a layer that gave this shape or by known grids; None where it is unclear.
+
+        ``if_first`` and ``if_last`` are the grids that the output has if its channels are first or last.
+        """
         axes = self.axes.get(shape, set())
         if len(axes) != 1:
             known = self.grids if self.any_last else self.grids | _divided(self.images[2:])
-            axes = {axis for axis, grid in ((1, first), (-1, last)) if grid in known}
-        return next(iter(axes)) if len(axes) == 1 else 0 if self.any_last else 1
+            axes = {axis for axis, grid in ((1, if_first), (-1, if_last)) if grid in known}
+        if len(axes) == 1:
+            return next(iter(axes))
+        return None if self.any_last else 1
 
     def _of_tokens(self, count: int) -> tuple[int, ...] | None:
         """The only grid with this number of voxels, or one less: the class token."""
@@ -197,21 +224,24 @@ class _Layouts:
         channels = {shape[-1] for shape in self.axes if len(shape) == 3}
         for grids in (self.grids, set() if count in channels else self._coarser()):
             for voxels in (count, count - 1):
-                if found := {grid for grid in grids if math.prod(grid) == voxels}:
-                    return found.pop() if len(found) == 1 else None
+                fitting = {grid for grid in grids if math.prod(grid) == voxels}
+                if fitting:
+                    return fitting.pop() if len(fitting) == 1 else None
         return None
 
     def _coarser(self) -> set[tuple[int, ...]]:
         """The grids that a linear layer may merge patches to."""
-        halves = {tuple(-(-each // 2) for each in grid) for grid in self.grids}
-        return halves if len(self.grids) > 1 else set(_divided(self.images[2:]))
+        if len(self.grids) == 1:
+            return set(_divided(self.images[2:]))
+        return {tuple(math.ceil(size / 2) for size in grid) for grid in self.grids}
 
 
 def _channel_axis(module: nn.Module) -> int | None:
     """The axis of the channels in a layer's output, where the layer's kind tells it."""
     if isinstance(module, _channels_first()):
         return 1
-    return -1 if type(module) in _LAST and len(getattr(module, "normalized_shape", (0,))) == 1 else None
+    over_one_axis = len(getattr(module, "normalized_shape", (0,))) == 1
+    return -1 if type(module) in _LAST and over_one_axis else None
 
 
 @lru_cache
@@ -224,5 +254,6 @@ def _channels_first() -> tuple[type, ...]:
 @lru_cache
 def _divided(sizes: tuple[int, ...]) -> frozenset[tuple[int, ...]]:
     """The sizes divided by each number that divides all of them."""
-    factors = (each for each in range(1, min(sizes) + 1) if all(size % each == 0 for size in sizes))
-    return frozenset(tuple(size // each for size in sizes) for each in factors)
+    common = math.gcd(*sizes)
+    factors = [factor for factor in range(1, common + 1) if common % factor == 0]
+    return frozenset(tuple(size // factor for size in sizes) for factor in factors)
