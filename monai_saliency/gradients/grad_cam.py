@@ -49,9 +49,9 @@ class GradCAM(GradientMethod):
     Args:
         target_layer: a layer by its name in ``network.named_modules()``, such as ``"class_layers.relu"``. None: the
             last one of those whose output is coarsest, but has more than one voxel. That is the layer before the
-            pooling of a classifier, and the bottom of a U-Net. With a class token it is the last one whose other tokens
-            have a part in the score. It is named in the log. Of a layer that runs several times in a call, such as a
-            ReLU that blocks share, the coarsest output is read, and of equally coarse ones the last.
+            pooling of a classifier, and the bottom of a U-Net. It is named in the log. If the score reads a class token
+            only, name a layer before the last attention. Of a layer that runs several times in a call, such as a ReLU
+            that blocks share, the coarsest output is read, and of equally coarse ones the last.
     """
 
     meaning = Meaning("Grad-CAM, without sign", 0.0, in_score_unit=False, signed=False)
@@ -86,38 +86,28 @@ class GradCAM(GradientMethod):
     def pull(
         self, images: torch.Tensor, watched: Any, outputs: Sequence[torch.Tensor], grads: Sequence[Any], keep: bool
     ) -> torch.Tensor | None:
-        if not watched.layers:
+        layer = watched.layer
+        if layer is None:
             raise NoGradient(
                 f"no layer of those that are watched ({self.target_layer or 'all'}) gives a tensor (n, channels, "
                 "*spatial), (n, *spatial, channels) or (n, tokens, channels) of two voxels or more with a derivative, "
                 f"for images {tuple(images.shape)}{watched.unclear}"
             )
-        layer, derivative = self._last_with_derivative(watched.layers, outputs, grads)
-        watched.chosen = layer
+        (derivative,) = torch.autograd.grad(outputs, layer.edge, grads, retain_graph=True, allow_unused=True)
+        if derivative is None:
+            raise NoGradient(f"the score does not depend on the layer {layer.name!r}, as far as autograd sees")
+        if bool(derivative.any()) and not bool(layer.on_grid(derivative).any()):
+            raise NoGradient(
+                f"of the layer {layer.name!r} the score reads the class token only: name one before an attention as "
+                "`target_layer`, such as the norm1 of a block"
+            )
         if _named.get(watched.network) != layer.name:
             _named[watched.network] = layer.name
             logger.info("Grad-CAM of %s reads the layer %r", type(watched.network).__name__, layer.name)
         return layer.on_grid(derivative)
 
-    def _last_with_derivative(
-        self, layers: Sequence[_Layer], outputs: Sequence[torch.Tensor], grads: Sequence[Any]
-    ) -> tuple[_Layer, torch.Tensor]:
-        """The last layer with a derivative on its grid, and this derivative; the first layer if there is none."""
-        for layer in reversed(layers):
-            (derivative,) = torch.autograd.grad(outputs, layer.edge, grads, retain_graph=True, allow_unused=True)
-            if derivative is None:
-                raise NoGradient(f"the score does not depend on the layer {layer.name!r}, as far as autograd sees")
-            if bool(layer.on_grid(derivative).any()):
-                return layer, derivative
-        if bool(derivative.any()):
-            raise NoGradient(
-                f"of the layer {layer.name!r} the score reads the class token only: name one before an attention as "
-                "`target_layer`, such as the norm1 of a block"
-            )
-        return layer, derivative
-
     def read(self, derivative: torch.Tensor, watched: Any, images: torch.Tensor) -> torch.Tensor:
-        activation = watched.chosen.on_grid(watched.chosen.value).to(images.dtype)
+        activation = watched.layer.on_grid(watched.layer.value).to(images.dtype)
         weights = derivative.to(images.dtype).mean(dim=tuple(range(2, derivative.ndim)), keepdim=True)
         cam = (weights * activation).sum(dim=1, keepdim=True).relu()
         cam = F.interpolate(cam, images.shape[2:], mode=_LINEAR[images.ndim - 2], align_corners=False)
@@ -145,16 +135,15 @@ class _Layer(NamedTuple):
 
 
 class _Watched:
-    """The layers of one call of a network that may be read: one, or several with a class token."""
+    """One call of a network, and the layer of it that is read: the last one of the coarsest that may be read."""
 
     def __init__(self, network: nn.Module, names: set[str], layouts: _Layouts) -> None:
         self.network, self.names, self.layouts = network, names, layouts
-        self.layers: list[_Layer] = []
-        self.chosen: _Layer | None = None  # the layer that the map is made of
+        self.layer: _Layer | None = None
         self.unclear = ""
 
     def note(self, name: str, module: nn.Module, inputs: Any, output: Any) -> torch.Tensor | None:
-        """Take the output of a layer that is as coarse, or coarser. A tensor that is given takes its place."""
+        """Take the output of a layer that is as coarse, or coarser. A tensor that is returned replaces the output."""
         if not isinstance(output, torch.Tensor):
             return None
         layout = self.layouts.of(module, output.shape)
@@ -164,14 +153,11 @@ class _Watched:
             self.unclear = f"; {name!r} gives {tuple(output.shape)}"
             return None
         grid, channels_last = layout
-        coarsest = self.layers[-1].grid if self.layers else grid
+        coarsest = self.layer.grid if self.layer else grid
         if not 1 < math.prod(grid) <= math.prod(coarsest):
             return None
-        has_class_token = channels_last and output.shape[1:-1].numel() != math.prod(grid)
-        if grid != coarsest or not has_class_token:
-            self.layers.clear()
         # A change in place gives the tensor another place in the graph, and this one stays. A view's would not.
-        self.layers.append(_Layer(name, get_gradient_edge(output), output.detach().clone(), grid, channels_last))
+        self.layer = _Layer(name, get_gradient_edge(output), output.detach().clone(), grid, channels_last)
         return output.clone() if is_view(output) else None
 
 
@@ -196,14 +182,14 @@ class _Layouts:
         if_last: Any = self._of_tokens(shape[1]) if are_tokens else shape[1:-1]
         axis = own or self._inferred(shape, if_first, if_last)
         grid = if_first if axis == 1 else if_last
-        if axis is None or grid is None:
+        if axis is None or grid is None or (are_tokens and axis == 1):
             return None
-        if axis == -1 and grid not in self.grids | self._coarser():  # as of windows, or heads
+        if axis == -1 and grid not in self.grids | self._halves():  # as of windows, or heads
             return None
         if own:
             self.grids.add(grid)
             self.axes.setdefault(shape, set()).add(own)
-        return None if are_tokens and axis == 1 else (grid, axis == -1)
+        return grid, axis == -1
 
     def _inferred(self, shape: tuple[int, ...], if_first: Any, if_last: Any) -> int | None:
         """The axis of the channels, by a layer that gave this shape or by known grids; None where it is unclear.
@@ -212,27 +198,21 @@ class _Layouts:
         """
         axes = self.axes.get(shape, set())
         if len(axes) != 1:
-            known = self.grids if self.any_last else self.grids | _divided(self.images[2:])
-            axes = {axis for axis, grid in ((1, if_first), (-1, if_last)) if grid in known}
+            axes = {axis for axis, grid in ((1, if_first), (-1, if_last)) if grid in self.grids}
         if len(axes) == 1:
             return next(iter(axes))
         return None if self.any_last else 1
 
     def _of_tokens(self, count: int) -> tuple[int, ...] | None:
-        """The only grid with this number of voxels, or one less: the class token."""
-        # An MLP-Mixer's linear layers take the channels for tokens and back.
-        channels = {shape[-1] for shape in self.axes if len(shape) == 3}
-        for grids in (self.grids, set() if count in channels else self._coarser()):
-            for voxels in (count, count - 1):
-                fitting = {grid for grid in grids if math.prod(grid) == voxels}
-                if fitting:
-                    return fitting.pop() if len(fitting) == 1 else None
+        """The only known grid with this number of voxels, or one less: the class token."""
+        for voxels in (count, count - 1):
+            fitting = [grid for grid in self.grids if math.prod(grid) == voxels]
+            if fitting:
+                return fitting[0] if len(fitting) == 1 else None
         return None
 
-    def _coarser(self) -> set[tuple[int, ...]]:
+    def _halves(self) -> set[tuple[int, ...]]:
         """The grids that a linear layer may merge patches to."""
-        if len(self.grids) == 1:
-            return set(_divided(self.images[2:]))
         return {tuple(math.ceil(size / 2) for size in grid) for grid in self.grids}
 
 
@@ -249,11 +229,3 @@ def _channels_first() -> tuple[type, ...]:
     """Layers that give (n, channels, *spatial)."""
     kinds = [getattr(nn, f"{kind}{dims}d") for kind in _KINDS.split() for dims in (1, 2, 3)]
     return (nn.GroupNorm, nn.Upsample, *kinds)
-
-
-@lru_cache
-def _divided(sizes: tuple[int, ...]) -> frozenset[tuple[int, ...]]:
-    """The sizes divided by each number that divides all of them."""
-    common = math.gcd(*sizes)
-    factors = [factor for factor in range(1, common + 1) if common % factor == 0]
-    return frozenset(tuple(size // factor for size in sizes) for factor in factors)

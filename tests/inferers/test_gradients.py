@@ -363,7 +363,7 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 CHANNELS_FIRST, CHANNELS_LAST, GRID = "channels first", "channels last", (4, 6)
 #: how a layer's output is read, tokens on their grid; the first is the default, but for networks in NO_DEFAULT
-NO_DEFAULT = ("unet", "convnext")
+NO_DEFAULT = ("unet", "convnext", "flat", "vit", "monai's vit")
 LAYERS: dict[str, dict[str, Any]] = {
     "densenet": dict.fromkeys(["class_layers.relu", "features.norm5", "features.transition1.norm"], CHANNELS_FIRST),
     "resnet": dict.fromkeys(["layer4", "layer4.0.bn2", "layer3.0.bn2", "bn1"], CHANNELS_FIRST),
@@ -376,7 +376,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "convnext": {"deep": CHANNELS_FIRST, "norm": CHANNELS_LAST, "grow": CHANNELS_LAST, "act": CHANNELS_LAST},
     "vit": {"block.inside.0": GRID, "before": GRID, "before.inside.3": GRID, "embed": CHANNELS_FIRST},
     "vit without class": {"norm": GRID, "block": GRID, "block.inside.3": GRID},
-    "merged tokens": {"down": (2, 3), "norm": GRID},
+    "merged tokens": {"norm": GRID},
     "mixer": {"back": (4, 8), "norm": (4, 8)},
     "monai's vit": {"blocks.1.attn.qkv": GRID, "blocks.1.norm1": GRID},
     "swinunetr": {"encoder10": CHANNELS_FIRST, "swinViT.layers1.0.blocks.0.norm1": CHANNELS_LAST},
@@ -442,6 +442,7 @@ UNCLEAR = {
     ("convnext", "first"): r"for images \(1, 1, 32, 32\); 'net.first' gives \(1, 8, 8, 8\)",
     ("swin", "first.inside.0.attn"): r"'net.first.inside.0.attn' gives \(24, 16, 6\)",
     ("densenet", "class_layers.out"): r"\(net.class_layers.out\) gives a tensor \(n, channels.* gives \(1, 3\)",
+    ("merged tokens", "down"): r"'net.down' gives \(1, 6, 8\)",
     ("mixer", "mix"): r"'net.mix' gives \(1, 8, 32\)",
     ("flat", "flat"): r"'net.flat' gives \(1, 16, 64\)",
 }
