@@ -1,4 +1,4 @@
-"""A whole method of xaitk-saliency in the place of an inferer, and any of its classes as a method of this package."""
+"""A whole method of xaitk-saliency in the place of an inferer, and its classes as methods of this package."""
 
 from __future__ import annotations
 
@@ -99,15 +99,21 @@ class _Run(OneCase):
 
     def score(self, images: Iterable[np.ndarray], bound: BoundTarget) -> Iterator[torch.Tensor]:
         """The scores ``(K,)`` of each image."""
-        like, images = self.state.case.image, iter(images)
-        while given := list(islice(images, self.inferer.mask_batch_size)):
-            full = given + [given[-1]] * (self.inferer.mask_batch_size - len(given))
-            batch = torch.stack([tensor_of(each, like.dtype, like.device) for each in full])
+        size, images = self.inferer.mask_batch_size, iter(images)
+        while given := list(islice(images, size)):
+            batch = self.batch_of(given, size)
             scores = bound(self.run(batch)).clone()
-            if len(batch) > 1 and not self.scores:
+            if size > 1 and not self.scores:
                 self.check_alone(batch, scores, bound)
             self.scores += scores[: len(given)]
             yield from scores[: len(given)]
+
+    def batch_of(self, images: Sequence[np.ndarray], size: int) -> torch.Tensor:
+        """A full batch ``(size, C, H, W)`` of at most as many images: the last one is repeated."""
+        like = self.state.case.image
+        tensors = [tensor_of(image, like.dtype, like.device) for image in images]
+        padding = [tensors[-1]] * (size - len(tensors))
+        return torch.stack(tensors + padding)
 
     def check_alone(self, batch: torch.Tensor, scores: torch.Tensor, bound: BoundTarget) -> None:
         """Refuse a network whose rows depend on each other: compare one row of the first batch with its image alone."""
@@ -135,34 +141,37 @@ class _AsClassifier(Unconfigured, ClassifyImage):
             yield dict(enumerate(scores.tolist()))
 
 
-def as_method(found: Any) -> Callable[..., PerturbationInferer] | None:
-    """A function like the ones in :mod:`monai_saliency.methods`, made from a class or an object of xaitk-saliency.
+def as_method(cls: Any) -> Callable[..., PerturbationInferer] | None:
+    """A function like the ones in :mod:`monai_saliency.methods`, made from a class of xaitk-saliency.
 
     - A ``GenerateImageClassifierBlackboxSaliency`` is a whole method (:class:`BlackBoxInferer`).
     - A ``PerturbImage`` makes the masks (:class:`PerturbImageMasks`); ``OcclusionScoring()`` makes the map, unless an
       estimator is given.
 
-    The settings of a class are its constructor's arguments; an object has none. The fill, the target and the other
-    settings work as in all methods of this package, even if the constructor has arguments of these names.
+    The settings are the constructor's arguments. The fill, the target and the other settings work as in all methods of
+    this package, even if the constructor has arguments of these names.
 
     Args:
-        found: the class or object.
+        cls: the class.
 
     Returns:
         the method; None for anything else.
     """
-    cls = found if inspect.isclass(found) else type(found)
-    is_whole = issubclass(cls, GenerateImageClassifierBlackboxSaliency)
-    if not (is_whole or issubclass(cls, PerturbImage)) or inspect.isabstract(cls):
+    if not inspect.isclass(cls) or inspect.isabstract(cls):
         return None
-    shared = {*inspect.signature(PerturbationInferer).parameters}
-    own = list(inspect.signature(cls).parameters.values()) if found is cls else []
-    own = [each.replace(kind=each.KEYWORD_ONLY) for each in own if each.name not in shared]
+    is_whole = issubclass(cls, GenerateImageClassifierBlackboxSaliency)
+    if not is_whole and not issubclass(cls, PerturbImage):
+        return None
+    shared = inspect.signature(PerturbationInferer).parameters
+    own = []
+    for parameter in inspect.signature(cls).parameters.values():
+        if parameter.name not in shared:
+            own.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
 
     def method(*, target: Target, estimator: Estimator | None = None, **settings: Any) -> PerturbationInferer:
-        given = {each.name: settings.pop(each.name) for each in own if each.name in settings}
+        given = {parameter.name: settings.pop(parameter.name) for parameter in own if parameter.name in settings}
         try:
-            made = cls(**given) if found is cls else found
+            made: Any = cls(**given)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{cls.__name__} cannot be made of {given}: {error}") from error
         if is_whole:

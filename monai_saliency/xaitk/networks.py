@@ -106,7 +106,8 @@ class Classifier(_BlackBox, ClassifyImage):
             if len(shape) != 2 or shape[1] != len(self.labels):
                 what = f"shape {shape}" if shape else f"a {type(output).__name__}"
                 raise ValueError(f"the network must give (B, {len(self.labels)}), one column per label, got {what}")
-            for row in ACTIVATIONS[self.activation](to_float(output)).tolist():
+            confidences = ACTIVATIONS[self.activation](to_float(output))
+            for row in confidences.tolist():
                 yield dict(zip(self.labels, row, strict=True))
 
 
@@ -155,23 +156,38 @@ class Detector(_BlackBox, DetectImageObjects):
     ) -> Iterator[list[tuple[AxisAlignedBoundingBox, dict[Hashable, float]]]]:
         """The detections of each image ``(H, W)`` or ``(H, W, C)``: a box, and the scores of all classes by name."""
         for batch, output in self._outputs(img_iter):
-            if not any(output):
-                yield from ([] for _ in output)
+            images_with_boxes = [of_image for of_image in output if of_image]
+            if not images_with_boxes:
+                yield from [[] for _ in output]
                 continue
-            bound: Any = self._reads.bind([next(each for each in output if each)], Case("image", batch[0]))
+            bound: Any = self._reads.bind(images_with_boxes[:1], Case("image", batch[0]))
             found = bound.reader(output)
             boxes = found.boxes[:, [1, 0, 3, 2]] if self.rows_first else found.boxes
             scores = found.objectness[:, None] * self._vectors(found.labels, found.vectors).to(found.objectness)
             for corners, rows in zip(boxes.split(found.counts), scores.split(found.counts), strict=True):
-                kept = zip(corners.double().cpu().numpy(), rows.tolist(), strict=True)
-                yield [(AxisAlignedBoundingBox(c[:2], c[2:]), dict(zip(self.labels, r, strict=True))) for c, r in kept]
+                yield self._detections(corners, rows)
+
+    def _detections(
+        self, boxes: torch.Tensor, scores: torch.Tensor
+    ) -> list[tuple[AxisAlignedBoundingBox, dict[Hashable, float]]]:
+        """Boxes ``(N, 4)``, each with its row of scores ``(N, classes)`` by the classes' names."""
+        detections = []
+        for corners, row in zip(boxes.double().cpu().numpy(), scores.tolist(), strict=True):
+            by_name = dict(zip(self.labels, row, strict=True))
+            detections.append((AxisAlignedBoundingBox(corners[:2], corners[2:]), by_name))
+        return detections
 
     def _vectors(self, labels: torch.Tensor, vectors: torch.Tensor | None) -> torch.Tensor:
         """The scores of all classes ``(N, classes)``, for boxes of one class 1 for it."""
         count = len(self.labels)
-        most = (int(labels.max()) + 1 if labels.numel() else 0) if vectors is None else vectors.shape[1]
-        if most > count or (vectors is not None and most != count):
-            raise ValueError(f"the network gives {most} classes, and there are {count} `labels`: name each, from 0")
+        if vectors is None:
+            given = int(labels.max()) + 1 if labels.numel() else 0
+            fits = given <= count
+        else:
+            given = vectors.shape[1]
+            fits = given == count
+        if not fits:
+            raise ValueError(f"the network gives {given} classes, and there are {count} `labels`: name each, from 0")
         return torch.nn.functional.one_hot(labels, count) if vectors is None else vectors
 
 
@@ -199,9 +215,11 @@ class Descriptor(_BlackBox, ImageDescriptorGenerator):
 
 def _names(given: int | Sequence[Hashable]) -> list[Hashable]:
     """The names of classes, or as many numbers from 0."""
-    if isinstance(given, str) or not isinstance(given, (int, Sequence)) or isinstance(given, bool):
+    if isinstance(given, (str, bool)) or not isinstance(given, (int, Sequence)):
         raise ValueError(f"`labels` must be names of classes, or their number, got {given!r}")
-    found: list[Hashable] = list(range(whole_number("labels", given, 1))) if isinstance(given, int) else list(given)
-    if not found or len(set(found)) < len(found):
-        raise ValueError(f"`labels` must be different names, at least one, got {found}")
-    return found
+    if isinstance(given, int):
+        return list(range(whole_number("labels", given, 1)))
+    names = list(given)
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"`labels` must be different names, at least one, got {names}")
+    return names
