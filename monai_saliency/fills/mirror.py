@@ -9,7 +9,7 @@ import torch
 
 from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
-from monai_saliency.utils.arguments import number, whole_number
+from monai_saliency.utils.arguments import whole_number
 
 __all__ = ["MirrorFill"]
 
@@ -21,39 +21,36 @@ _VOXELS = 2**20
 class MirrorFill(CaseFill):
     """The image, mirrored at the midplane: for anatomy that is the same on the left and the right, such as the brain.
 
-    A hidden voxel takes the value of its counterpart on the other side. What is as abnormal there does not show. Beyond
+    The midplane is the plane, at most a tenth of the size from the middle, about which the image is most symmetric
+    (least mean squared difference). A hidden voxel takes the value of its counterpart on the other side. What is as abnormal there does not show. Beyond
     the image's border the voxel at the border is repeated.
 
     Args:
         axis: the spatial axis from left to right, from 0. By default the one that the image's affine turns most nearly
             to the x axis of the scanner (at most 45 degrees off).
-        plane: where the midplane cuts this axis, in voxels from the centre of the first one, rounded to half a voxel.
-            By default the plane, at most a tenth of the size from the middle, about which the image is most symmetric
-            (least mean squared difference).
 
     Raises:
-        ValueError: for settings out of range, and from :meth:`bind`, when ``axis`` is not given and the image has no
+        ValueError: for an axis out of range, and from :meth:`bind`, when ``axis`` is not given and the image has no
             affine or no axis from left to right, such as a sagittal slice.
 
     Example::
 
         >>> import torch
         >>> from monai_saliency.cases import Case
-        >>> image = torch.tensor([[[1.0, 2.0, 3.0, 9.0, 1.0]]])
-        >>> MirrorFill(axis=1, plane=2).bind(Case("a", image))(image[None]).tolist()
-        [[[[1.0, 9.0, 3.0, 2.0, 1.0]]]]
+        >>> image = torch.tensor([[[1.0, 2.0, 3.0, 4.0, 1.0]]])
+        >>> MirrorFill(axis=1).bind(Case("a", image))(image[None]).tolist()
+        [[[[1.0, 4.0, 3.0, 2.0, 1.0]]]]
     """
 
-    def __init__(self, axis: int | None = None, plane: float | None = None) -> None:
+    def __init__(self, axis: int | None = None) -> None:
         self.axis = None if axis is None else whole_number("axis", axis, 0)
-        self.plane = None if plane is None else number("plane", plane, 0)
 
     def bind(self, case: Case) -> Callable[[torch.Tensor], torch.Tensor]:
         dims = case.image.ndim - 1
         axis = _left_right(case.affine, dims) if self.axis is None else self.axis
         if axis >= dims:
             raise ValueError(f"`axis` must be below {dims}, the number of spatial axes, got {axis}")
-        total = _most_symmetric(case.image, axis) if self.plane is None else round(2 * self.plane)
+        total = _most_symmetric(case.image, axis)
         return lambda images: _mirrored(images, axis + 2, total)
 
 

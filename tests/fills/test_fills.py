@@ -168,8 +168,6 @@ def test_the_most_symmetric_plane_of_the_affines_left_right_axis(size: int, tota
     i = torch.arange(max(0, total - size + 1), min(size, total + 1))
     assert torch.equal(fill(image[None])[0, :, :, i], image[:, :, total - i])
     torch.testing.assert_close(fill(image[None])[0, :, :, i], image[:, :, i])  # so a map of it is zero
-    inside = ms.MirrorFill(plane=total / 2).bind(Case("a", image, affine=TURNED))
-    assert torch.equal(inside(image[None]), fill(image[None]))
     maps = ms.sliding_window(2, target=TARGET, fill=ms.MirrorFill())(
         MetaTensor(image[None, :, :, i], affine=torch.from_numpy(TURNED)), lambda x: x.flatten(1)[:, :1]
     )
