@@ -22,8 +22,8 @@ class MirrorFill(CaseFill):
     """The image, mirrored at the midplane: for anatomy that is the same on the left and the right, such as the brain.
 
     The midplane is the plane, at most a tenth of the size from the middle, about which the image is most symmetric
-    (least mean squared difference). A hidden voxel takes the value of its counterpart on the other side. What is as abnormal there does not show. Beyond
-    the image's border the voxel at the border is repeated.
+    (least mean squared difference). A hidden voxel takes the value of its counterpart on the other side. What is as
+    abnormal there does not show. Beyond the image's border the voxel at the border is repeated.
 
     Args:
         axis: the spatial axis from left to right, from 0. By default the one that the image's affine turns most nearly
@@ -37,9 +37,9 @@ class MirrorFill(CaseFill):
 
         >>> import torch
         >>> from monai_saliency.cases import Case
-        >>> image = torch.tensor([[[1.0, 2.0, 3.0, 4.0, 1.0]]])
+        >>> image = torch.tensor([[[1.0, 2.0, 9.0, 3.0, 1.0]]])
         >>> MirrorFill(axis=1).bind(Case("a", image))(image[None]).tolist()
-        [[[[1.0, 4.0, 3.0, 2.0, 1.0]]]]
+        [[[[1.0, 3.0, 9.0, 2.0, 1.0]]]]
     """
 
     def __init__(self, axis: int | None = None) -> None:
