@@ -8,7 +8,7 @@ from monai_saliency.masks.base import BoundMasks, Masks, Observed
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
-from monai_saliency.masks.grid import GridMasks, SobolMasks, SubsetMasks
+from monai_saliency.masks.grid import GridMasks, SobolMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks, RegionHierarchyMasks
 from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.order import OrderMasks
@@ -41,7 +41,6 @@ __all__ = [
     "RegionMasks",
     "SlidingRadialMasks",
     "SlidingWindowMasks",
-    "SubsetMasks",
     "SobolMasks",
     "Supervoxels",
     "UntilMasks",

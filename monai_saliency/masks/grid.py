@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monai_saliency.masks.base import Ids, MakesRegions, Masks, Regions, Spacing, random_rows
+from monai_saliency.masks.base import Ids, MakesRegions, Masks, Regions, Spacing
 from monai_saliency.masks.region import BoundRegionMasks, check_regions, find_regions
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
 from monai_saliency.utils.tensors import Box
 
-__all__ = ["BoundSobolMasks", "GridMasks", "SobolMasks", "SubsetMasks"]
+__all__ = ["BoundSobolMasks", "GridMasks", "SobolMasks"]
 
 # Cells of a grid, about, by default; more forwards than this limit are taken for a mistake.
 _CELLS, _MOST_FORWARDS = 64, 100_000
@@ -75,48 +75,6 @@ class GridMasks(Masks):
             count = min(cells, voxels)
             index = index[..., None] * count + torch.arange(voxels, device=image.device) * count // voxels
         return Regions(list(range(1, int(index.max()) + 2)), (index + 1).to(torch.int32))
-
-
-class SubsetMasks(GridMasks):
-    """Masks that each hide ``num_hidden`` cells of a grid, drawn at random without replacement: the subsets of
-    sensitivity-n (Ancona et al., ICLR 2018, section 3).
-
-    Args:
-        num_masks: how many masks, at least 1.
-        num_hidden: n, how many cells each mask hides, at least 1.
-        grid_size: cells along each axis, as for :class:`~monai_saliency.masks.GridMasks`.
-        seed: of the random subsets.
-
-    Raises:
-        ValueError: for settings out of range, and (from ``bind``) when the grid has fewer cells than ``num_hidden``.
-    """
-
-    def __init__(
-        self, num_masks: int = 100, num_hidden: int = 8, grid_size: int | Sequence[int] = 8, seed: int = 0
-    ) -> None:
-        super().__init__(num_masks, grid_size, seed=seed)
-        self.num_hidden = whole_number("num_hidden", num_hidden, 1)
-
-    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionMasks:
-        return _BoundSubsetMasks(self, image, self._cells(image, labels, spacing))
-
-
-class _BoundSubsetMasks(BoundRegionMasks):
-    """The masks of one image. A cell is a region."""
-
-    def __init__(self, masks: SubsetMasks, image: Tensor, cells: Regions) -> None:
-        super().__init__(masks, image, cells)
-        self.num_hidden = masks.num_hidden
-        if self.num_hidden > len(self.values):
-            raise ValueError(f"`num_hidden` is {self.num_hidden}, and the grid has {len(self.values)} cells only")
-        self.key = (*self.key, self.num_hidden)
-
-    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
-        # The cells with the smallest of as many random numbers are a subset drawn without replacement.
-        order = random_rows(self.seed, ids, len(self.values)).argsort(axis=1, kind="stable")
-        kept = np.ones(order.shape, dtype=bool)
-        np.put_along_axis(kept, order[:, : self.num_hidden], False, axis=1)
-        return {"coalition": kept}
 
 
 class SobolMasks(GridMasks):

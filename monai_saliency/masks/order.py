@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing
-from monai_saliency.masks.region import find_regions
 from monai_saliency.utils.arguments import whole_number
 from monai_saliency.utils.tensors import Box, plain, to_device
 
@@ -27,22 +26,18 @@ class OrderMasks(Masks):
         saliency: one map ``(*spatial)``, or ``(1, *spatial)``, on the grid of the image that is perturbed.
         steps: into how many equal shares the voxels are divided, at least 1: about as many masks.
         keep: keep the highest voxels instead of hiding them.
-        regions: label map ``(1, *spatial)`` or ``(*spatial)`` of whole numbers. Voxels of one label go at once, in the
-            order of their mean in the map. Label 0 is one more of these regions here, since the last mask hides all.
 
     Raises:
-        ValueError: for a map that is not finite, a label map on another grid, and (from ``bind``) an image on another.
+        ValueError: for a map that is not finite, and (from ``bind``) for an image on another grid.
     """
 
-    def __init__(self, saliency: Tensor, steps: int = 20, keep: bool = False, regions: Tensor | None = None) -> None:
+    def __init__(self, saliency: Tensor, steps: int = 20, keep: bool = False) -> None:
         values = plain(saliency).detach()
         is_one = values.ndim in (2, 3) or (values.ndim == 4 and len(values) == 1)
         if not is_one or not values.numel() or not bool(torch.isfinite(values).all()):
             raise ValueError(f"`saliency` must be one finite map (*spatial), 2D or 3D, got {tuple(saliency.shape)}")
         self.steps = whole_number("steps", steps, 1)
         self.keep = keep
-        if regions is not None:
-            values = _mean_of_regions(values, regions)
         self.first, self.counts = _first_steps(values, self.steps)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundOrderMasks:
@@ -101,11 +96,3 @@ def _first_steps(values: Tensor, steps: int) -> tuple[Tensor, list[int]]:
     first = len(least) - torch.searchsorted(least, values, right=True)
     counts = first.flatten().bincount(minlength=len(least)).cumsum(0)
     return first.to(torch.int32), counts.tolist()
-
-
-def _mean_of_regions(values: Tensor, regions: Tensor) -> Tensor:
-    labels = regions[None] if regions.shape == values.shape[1:] else regions  # of a map (1, *spatial)
-    place = find_regions(None, values[None], labels, None).index.flatten().cpu()
-    # Sums on the host: the order of additions on a GPU may change, and with it the order of equal regions.
-    means = torch.bincount(place, values.flatten().double().cpu()) / torch.bincount(place)
-    return means[place].reshape(values.shape).to(values.device)

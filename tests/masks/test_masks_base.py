@@ -13,7 +13,7 @@ from helpers.searches import driven
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.masks import Masks, OrderMasks, SubsetMasks, base
+from monai_saliency.masks import Masks, OrderMasks, base
 from monai_saliency.masks.minimal import BoundMinimalMasks
 
 RISE, WINDOWS = ms.masks.RISEMasks(12, 3, seed=4), ms.masks.SlidingWindowMasks(4, 3)
@@ -79,7 +79,6 @@ FAMILIES: dict[str, Masks] = {
     "smooth region hierarchy": ms.masks.RegionHierarchyMasks(window_size=3, levels=3, smooth=3),
     "grid": ms.masks.GridMasks(20, 3),
     "design": ms.masks.SobolMasks(4, 2),
-    "subsets": SubsetMasks(20, 3, 3, seed=3),
     "coalitions": ms.masks.CoalitionMasks(background=False, num_coalitions=60),
     "coalitions of channels": ms.masks.CoalitionMasks(per_channel=True, num_coalitions=60),
     "channels": ms.masks.ChannelMasks(ms.masks.SlidingWindowMasks(4, 3)),
@@ -95,7 +94,6 @@ MORE = {
     "sets of regions": ms.masks.RegionMasks(99, 0.7),
     "grid": ms.masks.GridMasks(33, 3),
     "design": ms.masks.SobolMasks(8, 2),
-    "subsets": SubsetMasks(25, 3, 3, seed=3),
     "independent channels": ms.masks.IndependentChannelMasks(ms.masks.RISEMasks(11, 3, seed=3)),
 }
 
@@ -270,7 +268,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (OrderMasks, {"saliency": torch.full((9, 9), float("nan"))}, "`saliency` must be one finite map"),
     (OrderMasks, {"saliency": torch.ones(9, 9), "steps": 0}, "`steps` must be a whole number"),
     (OrderMasks, {"saliency": torch.ones(2, 3, 4, 5)}, r"one finite map \(\*spatial\), 2D or 3D, got \(2, 3, 4, 5\)"),
-    (OrderMasks, {"saliency": torch.ones(9, 16), "regions": torch.ones(1, 9, 15)}, r"map has shape \(1, 9, 15\)"),
     (
         ms.masks.MCRISEMasks,
         {"num_masks": 5, "more_fills": ms.ConstantFill(1.0)},
@@ -312,7 +309,6 @@ def test_wrong_settings(family: Any, settings: dict[str, Any], match: str) -> No
         (ms.masks.SlidingRadialMasks(5, unit="mm"), "sizes in mm need the image's voxel sizes"),
         (ms.masks.SlidingRadialMasks(2, (1, 1, 1)), "`stride` must be one number or one per spatial axis"),
         (ms.masks.HierarchicalMasks(9), r"one window of \(8, 8\) voxels covers the whole image"),
-        (SubsetMasks(3, 20, 4), r"`num_hidden` is 20, and the grid has 16 cells only"),
         (
             ms.masks.MCRISEMasks(5, [lambda images: images[..., 0, :4]]),
             r"one of `more_fills` gave shape \(1, 4\) .* \(1, 8, 8\)",

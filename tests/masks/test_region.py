@@ -11,7 +11,6 @@ from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.masks import CoalitionMasks, RegionMasks, SlidingWindowMasks
 from monai_saliency.masks.coalition import draw_pairs, inclusion, meetings
-from monai_saliency.masks.grid import SubsetMasks
 from monai_saliency.masks.order import OrderMasks
 
 
@@ -137,13 +136,6 @@ def test_parts_are_parts_of_the_whole(keep: bool, box: tuple[int, int, int, int]
     assert hides.tolist() == (inside.flatten(1) == 0).any(1).tolist()
     for a, b in itertools.combinations(np.flatnonzero(hides), 2):
         assert np.array_equal(keys[a], keys[b]) == torch.equal(inside[a], inside[b])
-
-
-def test_subsets_have_as_many_cells_each_alike_often() -> None:
-    bound = SubsetMasks(3000, 3, 4, seed=1).bind(torch.zeros(1, 6, 4))  # cells of one or two voxels along one axis
-    kept = bound.codes(range(3000))["coalition"].reshape(3000, 4, 4)
-    assert set((~kept).sum((1, 2)).tolist()) == {3}
-    assert abs((~kept).mean(0) - 3 / 16).max() < 0.03
 
 
 # Coalitions: by hand, and what every order of the work must give alike.
