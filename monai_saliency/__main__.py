@@ -2,9 +2,9 @@
 
 ``demo`` explains a cohort of brain scans that it makes, ``overlay NAME`` prints the path of a config to add to a
 bundle's, ``methods`` lists the methods and their settings, ``report FOLDER`` makes pages of an output folder,
-``report A B --output_dir DIR`` compares several, ``compare A B`` reports how the maps of two runs differ, and
-``gather SWEEP_DIR`` makes a table and a plot of a sweep. ``bundle`` prints the folder of the demo's bundle, which has
-the job script ``slurm/explain.sbatch``; ``command`` prints the command of that script.
+``report A B --output_dir DIR`` compares several, and ``gather SWEEP_DIR`` makes a table and a plot of a sweep.
+``bundle`` prints the folder of the demo's bundle, which has the job script ``slurm/explain.sbatch``; ``command`` prints
+the command of that script.
 
 Each command imports what it needs and no more.
 """
@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: the words of the command; by default the command line.
 
     Raises:
-        SystemExit: with status 2 when the words are wrong, and with status 1 when maps differ, a sweep is not complete,
-            or the command cannot be carried out.
+        SystemExit: with status 2 when the words are wrong, with status 1 when a sweep is not complete or the command
+            cannot be carried out.
     """
     given = vars(_parser().parse_args(arguments))
     run = given.pop("run")
@@ -74,12 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     made = command(_report, "make the report of an output folder, and print the path of its page")
     made.add_argument("folders", nargs="+", metavar="FOLDER", help="an output folder; of several runs to compare them")
     made.add_argument("--output_dir", metavar="DIR", help="where the report of several runs goes")
-
-    made = command(_compare, "report how the maps of two output folders differ")
-    made.add_argument("first", metavar="A", help="the output folder of a run")
-    made.add_argument("second", metavar="B", help="the output folder of another run over the same cohort")
-    words = "the largest difference, relative to the largest absolute value of A's map, that ends with status 0"
-    made.add_argument("--tolerance", type=float, default=1e-6, help=words)
 
     made = command(_gather, "make one table and one plot of the settings of a sweep")
     made.add_argument("sweep_dir", metavar="SWEEP_DIR", help="the folder with a folder for each setting")
@@ -145,14 +139,6 @@ def _report(folders: Sequence[str], output_dir: str | None) -> None:
             "--output_dir is for several runs: give --output_dir DIR for them, and none for the report of one"
         )
     print(write_report(folders[0]) if output_dir is None else write_comparison(folders, output_dir))
-
-
-def _compare(first: str, second: str, tolerance: float) -> bool:
-    from monai_saliency.metrics.agreement import compare
-
-    comparison = compare(first, second)
-    print(comparison)
-    return comparison.agrees(tolerance)
 
 
 def _gather(sweep_dir: str, reference: str | None) -> bool:

@@ -253,7 +253,7 @@ def test_flags_and_files_of_commands_exist(page: Path) -> None:
             flags = [word.removeprefix("--").partition("=")[0] for word in words[start:] if word.startswith("--")]
             lost += [f"--{flag}: {text}" for flag in flags if flag not in flags_known(words)]
         if words[0] == "monai-saliency":
-            assert words[1] in {"demo", "overlay", "methods", "report", "compare", "gather", "--version"}, text
+            assert words[1] in {"demo", "overlay", "methods", "report", "gather", "--version"}, text
     assert not lost, "\n".join(lost)
 
 
