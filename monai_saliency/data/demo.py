@@ -40,6 +40,16 @@ class _Template(NamedTuple):
     centre: np.ndarray  # of the brain, template mm
 
 
+class _Bright(NamedTuple):
+    """A lesion or decoy, in the N voxels of a scan that it can reach."""
+
+    voxels: np.ndarray  # (N,), their flat indices
+    share: np.ndarray  # (N,), how much of each voxel it fills, 0 to 1
+    intensity: np.ndarray  # (N,), in the template's units
+    line: np.ndarray  # (M, 3), its middle, template mm
+    radius: float  # how far from there it can reach, mm
+
+
 @lru_cache(maxsize=1)
 def _template() -> _Template:
     datasets = require("nilearn.datasets", extra="demo")
@@ -47,7 +57,8 @@ def _template() -> _Template:
     intensity = np.asarray(image.dataobj, dtype=np.float32)
     brain = ndimage.binary_fill_holes(intensity > 0)
     depth = 2 * ndimage.distance_transform_edt(brain[::2, ::2, ::2])  # a coarse grid: 2 mm is fine for choosing places
-    centre = image.affine[:3, :3] @ np.mean(np.argwhere(brain), axis=0) + image.affine[:3, 3]
+    middle = np.mean(np.argwhere(brain), axis=0)
+    centre = image.affine[:3, :3] @ middle + image.affine[:3, 3]
     return _Template(intensity, image.affine, depth.astype(np.float32), centre)
 
 
@@ -55,35 +66,28 @@ def make_scan(seed: int, lesion: bool | int) -> tuple[nibabel.Nifti1Image, nibab
     """Make one skull-stripped T1 scan of the template brain, and the mask of its lesion."""
     template = _template()
     rng = np.random.default_rng([seed, 0])
+    decoy_rng = np.random.default_rng([seed, 2])
     lesion_rng = np.random.default_rng([seed, 1])  # its own stream, so that a lesion changes nothing else
 
     pose = _pose(rng, template.centre)
     affine, shape = _grid(rng, pose)
-    points = _map_grid(np.linalg.inv(pose) @ affine, shape)  # template mm of every voxel, (3, *shape)
-    for axis in range(3):
-        points[axis] += rng.uniform(1, 3) * _smooth_field(rng, shape)  # no two brains have one shape
-    voxels = np.linalg.inv(template.affine) @ np.concatenate([points.reshape(3, -1), np.ones((1, points[0].size))])
-    voxels = voxels[:3].reshape(points.shape)
-    signal = ndimage.map_coordinates(template.intensity, voxels, order=1)
+    points = _points(rng, np.linalg.inv(pose) @ affine, shape)
+    signal = _sampled(template, points).reshape(shape)
     brain = ndimage.binary_fill_holes(signal > 0.2)
 
     label = np.zeros(shape, dtype=np.uint8)
-    tissues, taken = _decoys(np.random.default_rng([seed, 2]), points, template)
-    for share, tissue in tissues:
-        signal = (1 - share) * signal + share * tissue
+    signal = signal.astype(np.float64)
+    bright = _decoys(decoy_rng, points, template)
+    for decoy in bright:
+        _add(decoy, signal)
     for _ in range(lesion):
-        share, tissue, centre, reach = _lesion(lesion_rng, points, template, taken)
-        signal = (1 - share) * signal + share * tissue
-        label[(share >= 0.5) & brain] = 1
-        taken = [*taken, (centre[None], reach)]
+        added = _lesion(lesion_rng, points, template, bright)
+        _add(added, signal)
+        label.flat[added.voxels[added.share >= 0.5]] = 1
+        bright.append(added)
+    label[~brain] = 0
 
-    signal = np.clip(signal, 0, None) ** rng.uniform(0.85, 1.2)
-    signal *= np.exp(rng.uniform(0.03, 0.1) * _smooth_field(rng, shape))  # the coil's bias field
-    sigma = rng.uniform(0.015, 0.04)
-    real, imaginary = rng.normal(0, sigma, (2, *shape))
-    signal = np.hypot(signal + real, imaginary)  # Rician, as magnitude images have
-    data = np.where(brain, np.rint(signal * rng.uniform(200, 3000)), 0).astype(np.int16)
-
+    data = np.where(brain, np.rint(_acquired(rng, signal)), 0).astype(np.int16)
     images = nibabel.Nifti1Image(data, affine), nibabel.Nifti1Image(label, affine)
     for image in images:
         image.set_sform(affine, code=1)
@@ -139,15 +143,21 @@ def _write_cohort(folder: Path, num_scans: int, seed: int, section: str, paired:
     cases = []
     for index in range(num_scans):
         lesion = index % 2 == 1
-        case = {kind: f"./{kind}s{suffix}/brain_{seed}_{index:03d}.nii.gz" for kind in ("image", "label")}
         head = index // 2 if paired else index
-        for path, image in zip(case.values(), make_scan(seed * SCANS_PER_SEED + head, lesion), strict=True):
+        files = make_scan(seed * SCANS_PER_SEED + head, lesion)
+        case: dict[str, str | int] = {}
+        for kind, image in zip(("image", "label"), files, strict=True):
+            path = f"./{kind}s{suffix}/brain_{seed}_{index:03d}.nii.gz"
             (folder / path).parent.mkdir(exist_ok=True)
             image.to_filename(folder / path)
-        cases.append({**case, "lesion": int(lesion)})
+            case[kind] = path
+        cases.append(case | {"lesion": int(lesion)})
     lists = {"training": [], "test": [], section: cases}
     content = {"modality": {"0": "T1"}, "labels": {"0": "background", "1": "lesion"}, **lists}
     (folder / "dataset.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+# Geometry. ------------------------------------------------------------------------------------------------------------
 
 
 def _rotation(rng: np.random.Generator, degrees: float) -> np.ndarray:
@@ -166,7 +176,8 @@ def _shift(offset: np.ndarray) -> np.ndarray:
 def _pose(rng: np.random.Generator, centre: np.ndarray) -> np.ndarray:
     """The (4, 4) matrix from template mm to scanner mm: the head lies differently in each scan."""
     scale = np.diag([*rng.uniform(0.93, 1.05, 3), 1])
-    return _shift(centre + rng.uniform(-15, 15, 3)) @ _rotation(rng, 10) @ scale @ _shift(-centre)
+    place = _shift(centre + rng.uniform(-15, 15, 3))
+    return place @ _rotation(rng, 10) @ scale @ _shift(-centre)
 
 
 def _grid(rng: np.random.Generator, pose: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -176,97 +187,154 @@ def _grid(rng: np.random.Generator, pose: np.ndarray) -> tuple[np.ndarray, tuple
     directions[axes, range(3)] = rng.choice([-1, 1], 3)
     directions[3, 3] = 1
     spacing = np.array(SPACINGS[rng.integers(len(SPACINGS))])
-    extent = rng.uniform([175, 205, 180], [200, 235, 205])[axes]
-    shape = np.ceil(extent / spacing).astype(int)
+    extent = rng.uniform([175, 205, 180], [200, 235, 205])  # of the scanner's axes, mm
+    shape = np.ceil(extent[axes] / spacing).astype(int)
     tilt = _rotation(rng, 12)
-    tilt = np.eye(4) if rng.random() < 0.4 else tilt
-    middle = (pose @ np.append(_template().centre, 1))[:3] + rng.uniform(-5, 5, 3)
-    affine = _shift(middle) @ tilt @ directions @ np.diag([*spacing, 1]) @ _shift(-(shape - 1) / 2)
-    return affine, tuple(int(size) for size in shape)
+    if rng.random() < 0.4:
+        tilt = np.eye(4)
+    head = pose @ np.append(_template().centre, 1)
+    middle = head[:3] + rng.uniform(-5, 5, 3)
+    scale = np.diag([*spacing, 1])
+    affine = _shift(middle) @ tilt @ directions @ scale @ _shift(-(shape - 1) / 2)
+    return affine, tuple(shape.tolist())
 
 
-def _map_grid(matrix: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the (3, *shape) coordinates of a grid's voxels under a (4, 4) matrix."""
-    i, j, k = np.ogrid[tuple(slice(size) for size in shape)]
-    return np.stack([row[0] * i + row[1] * j + row[2] * k + row[3] for row in matrix[:3]])
+def _points(rng: np.random.Generator, matrix: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The places (3, N) of a grid's voxels in template mm, by the (4, 4) matrix from voxels and a smooth deformation:
+    no two brains have one shape.
+    """
+    i, j, k = np.ogrid[: shape[0], : shape[1], : shape[2]]
+    points = []
+    for a, b, c, offset in matrix[:3]:
+        place = a * i + b * j + c * k + offset
+        place += rng.uniform(1, 3) * _smooth_field(rng, shape)
+        points.append(place.ravel())
+    return np.stack(points)
 
 
 def _smooth_field(rng: np.random.Generator, shape: tuple[int, ...], order: int = 3) -> np.ndarray:
     """Return a random field of the lowest cosines along each axis, with zero mean and values in [-1, 1]."""
     weights = rng.normal(size=(order, order, order))
     weights[0, 0, 0] = 0
-    x, y, z = (np.cos(np.pi * np.outer(np.arange(order), np.arange(size) + 0.5) / size) for size in shape)
-    field = np.einsum("abc,ai,bj,ck->ijk", weights, x, y, z, optimize=True)
+    waves = []
+    for size in shape:
+        phase = np.outer(np.arange(order), np.arange(size) + 0.5)
+        waves.append(np.cos(np.pi * phase / size))
+    field = np.einsum("abc,ai,bj,ck->ijk", weights, *waves, optimize=True)
     return field / np.abs(field).max()
 
 
-def _decoys(rng: np.random.Generator, points: np.ndarray, template: _Template) -> tuple[list, list]:
-    """Return each decoy's share of every voxel (0 to 1) and its intensity there, and where the decoys are: points
-    ``(N, 3)`` in template mm, and the radius around them in mm.
-    """
-    tissues, taken = [], []
+# What a scan shows. ---------------------------------------------------------------------------------------------------
+
+
+def _sampled(template: _Template, points: np.ndarray) -> np.ndarray:
+    """The template's intensity (N,) at places (3, N) in its mm."""
+    homogeneous = np.concatenate([points, np.ones((1, points.shape[1]))])
+    voxels = np.linalg.inv(template.affine) @ homogeneous
+    return ndimage.map_coordinates(template.intensity, voxels[:3], order=1)
+
+
+def _acquired(rng: np.random.Generator, signal: np.ndarray) -> np.ndarray:
+    """A signal as a scanner has it: with its contrast, bias field, noise and intensity scale."""
+    signal = np.clip(signal, 0, None) ** rng.uniform(0.85, 1.2)
+    signal *= np.exp(rng.uniform(0.03, 0.1) * _smooth_field(rng, signal.shape))  # the coil's bias field
+    sigma = rng.uniform(0.015, 0.04)
+    real, imaginary = rng.normal(0, sigma, (2, *signal.shape))
+    signal = np.hypot(signal + real, imaginary)  # Rician, as magnitude images have
+    return signal * rng.uniform(200, 3000)
+
+
+def _add(bright: _Bright, signal: np.ndarray) -> None:
+    """Add a lesion or decoy to a scan's signal, in place."""
+    before = signal.flat[bright.voxels]
+    signal.flat[bright.voxels] = (1 - bright.share) * before + bright.share * bright.intensity
+
+
+def _decoys(rng: np.random.Generator, points: np.ndarray, template: _Template) -> list[_Bright]:
+    """The decoys of a scan whose voxels lie at ``points`` (3, N): as bright as a lesion, but thin or small."""
     places = np.argwhere(template.depth >= 8)
+    decoys = []
     for number in range(VESSELS + SPOTS):
-        line, radius = _place(rng, places, template)[None], rng.uniform(3, 4)
+        line = _place(rng, places, template)[None]
+        radius = rng.uniform(3, 4)
         if number < VESSELS:
-            along, bend = rng.normal(size=(2, 3))
-            along, steps = along / np.linalg.norm(along), np.linspace(-1, 1, 61)[:, None]
-            bend = np.cross(along, bend) / np.linalg.norm(np.cross(along, bend))
-            line = line + steps * along * rng.uniform(20, 35) + steps**2 * bend * rng.uniform(0, 12)
+            line = _vessel(rng, line)
             radius = rng.uniform(2.5, 3.2)
-        low, high = line.min(axis=0) - radius - 2, line.max(axis=0) + radius + 2
-        near = np.flatnonzero(((low < points.T) & (high > points.T)).all(axis=-1).T)
-        distance, _ = cKDTree(line).query(points.reshape(3, -1)[:, near].T)
-        share = np.clip(0.5 + (radius - distance) / 2, 0, 1)  # an edge 2 mm wide
-        tissue = _bright(rng, points.reshape(3, -1)[:, near] - line[0][:, None], DECOY)
-        tissues.append((_whole(points, near, share), _whole(points, near, tissue)))
-        taken.append((line, radius))
-    return tissues, taken
+        decoys.append(_decoy(rng, points, line, radius))
+    return decoys
 
 
-def _place(rng: np.random.Generator, places: np.ndarray, template: _Template) -> np.ndarray:
-    """Return one of the places ``(N, 3)``, voxels of the depth's grid, in template mm."""
-    return template.affine[:3, :3] @ (2 * places[rng.integers(len(places))]) + template.affine[:3, 3]
+def _vessel(rng: np.random.Generator, start: np.ndarray) -> np.ndarray:
+    """A bent line (61, 3) through a point (1, 3)."""
+    along, other = rng.normal(size=(2, 3))
+    along = along / np.linalg.norm(along)
+    across = np.cross(along, other)
+    across = across / np.linalg.norm(across)
+    steps = np.linspace(-1, 1, 61)[:, None]
+    straight = steps * along * rng.uniform(20, 35)
+    bend = steps**2 * across * rng.uniform(0, 12)
+    return start + straight + bend
 
 
-def _bright(rng: np.random.Generator, offset: np.ndarray, lowest: float) -> np.ndarray:
-    """Return the textured intensity of a lesion or decoy at offsets ``(3, N)`` in mm, in the template's units."""
-    texture = np.sin(rng.uniform(-0.5, 0.5, (6, 3)) @ offset + rng.uniform(0, 2 * np.pi, (6, 1))).mean(axis=0)
-    return WHITE_MATTER * rng.uniform(lowest, lowest + 0.25) * (1 + 0.2 * texture)
+def _decoy(rng: np.random.Generator, points: np.ndarray, line: np.ndarray, radius: float) -> _Bright:
+    """What lies within a radius of a line (M, 3)."""
+    low = line.min(axis=0) - radius - 2
+    high = line.max(axis=0) + radius + 2
+    is_near = (low[:, None] < points) & (high[:, None] > points)
+    near = np.flatnonzero(is_near.all(axis=0))
+    places = points[:, near]
+    distance, _ = cKDTree(line).query(places.T)
+    share = np.clip(0.5 + (radius - distance) / 2, 0, 1)  # an edge 2 mm wide
+    return _Bright(near, share, _texture(rng, places - line[0][:, None], DECOY), line, radius)
 
 
-def _lesion(
-    rng: np.random.Generator, points: np.ndarray, template: _Template, taken: list
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Return a lesion's share of every voxel (0 to 1), its intensity there in the template's units, its centre in
-    template mm, and how far from it the lesion can reach, in mm.
-    """
+def _lesion(rng: np.random.Generator, points: np.ndarray, template: _Template, taken: list[_Bright]) -> _Bright:
+    """A lesion clear of what is there, in a scan whose voxels lie at ``points`` (3, N)."""
     axes = rng.uniform(7, 12) * rng.uniform(0.85, 1.15, 3)
     reach = 1.25 * axes.max() + 2  # as far out as the irregular boundary can reach
     places = np.argwhere(template.depth >= reach)
     centre = _place(rng, places[_is_clear(places, template, taken, reach + CLEAR)], template)
     turn = _rotation(rng, 180)[:3, :3]
 
-    near = np.flatnonzero(np.sum((points - centre.reshape(3, 1, 1, 1)) ** 2, axis=0) < (2 * axes.max()) ** 2)
-    offset = turn @ (points.reshape(3, -1)[:, near] - centre[:, None])
+    squares = (points - centre[:, None]) ** 2
+    near = np.flatnonzero(np.sum(squares, axis=0) < (2 * axes.max()) ** 2)
+    offset = turn @ (points[:, near] - centre[:, None])
     radius = np.linalg.norm(offset / axes[:, None], axis=0)  # 1 on the ellipsoid
     direction = offset / np.maximum(np.linalg.norm(offset, axis=0), 1e-6)
-    ripple = np.sin(rng.uniform(2, 5, (4, 3)) @ direction + rng.uniform(0, 2 * np.pi, (4, 1))).mean(axis=0)
+    ripple = _waves(rng, direction, 2, 5, 4)
 
     inside = (1 + 0.25 * ripple - radius) * axes.mean()  # about the depth under the lesion's surface, mm
     share = np.clip(0.5 + inside / 3, 0, 1)  # an edge 3 mm wide
-    return _whole(points, near, share), _whole(points, near, _bright(rng, offset, LESION)), centre, reach
+    return _Bright(near, share, _texture(rng, offset, LESION), centre[None], reach)
 
 
-def _whole(points: np.ndarray, near: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the values of some voxels of a grid, by their flat indices, and 0 elsewhere."""
-    whole = np.zeros(points[0].size)
-    whole[near] = values
-    return whole.reshape(points[0].shape)
+def _texture(rng: np.random.Generator, offset: np.ndarray, lowest: float) -> np.ndarray:
+    """The intensity of a lesion or decoy at offsets (3, N) in mm, in the template's units."""
+    texture = _waves(rng, offset, -0.5, 0.5, 6)
+    return WHITE_MATTER * rng.uniform(lowest, lowest + 0.25) * (1 + 0.2 * texture)
 
 
-def _is_clear(places: np.ndarray, template: _Template, taken: list, needed: float) -> np.ndarray:
-    """Return which places ``(N, 3)`` are so far, in mm, from all that is taken, or the clearest twentieth."""
-    mm = 2 * places @ template.affine[:3, :3].T + template.affine[:3, 3]
-    clear = np.min([cKDTree(around).query(mm)[0] - radius for around, radius in taken], axis=0)
+def _waves(rng: np.random.Generator, places: np.ndarray, low: float, high: float, count: int) -> np.ndarray:
+    """The mean (N,) of some random waves at places (3, N); the wave vectors' entries lie between two limits."""
+    vectors = rng.uniform(low, high, (count, 3))
+    phases = rng.uniform(0, 2 * np.pi, (count, 1))
+    return np.sin(vectors @ places + phases).mean(axis=0)
+
+
+def _place(rng: np.random.Generator, places: np.ndarray, template: _Template) -> np.ndarray:
+    """One of the places (N, 3), voxels of the depth's grid, in template mm."""
+    chosen = places[rng.integers(len(places))]
+    return _to_mm(chosen[None], template)[0]
+
+
+def _to_mm(places: np.ndarray, template: _Template) -> np.ndarray:
+    """Voxels (N, 3) of the depth's grid in template mm."""
+    return 2 * places @ template.affine[:3, :3].T + template.affine[:3, 3]
+
+
+def _is_clear(places: np.ndarray, template: _Template, taken: list[_Bright], needed: float) -> np.ndarray:
+    """Which places (N, 3) are so far, in mm, from all that is taken, or the clearest twentieth."""
+    mm = _to_mm(places, template)
+    distances = [cKDTree(each.line).query(mm)[0] - each.radius for each in taken]
+    clear = np.min(distances, axis=0)
     return clear >= min(needed, float(np.quantile(clear, 0.95)))

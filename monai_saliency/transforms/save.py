@@ -30,7 +30,7 @@ from monai_saliency.utils.affines import affine_in_mm
 from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers, written
 from monai_saliency.visualize.legend import Legend, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture
-from monai_saliency.visualize.report.cases import KeptScan, kept_path
+from monai_saliency.visualize.report.kept_scan import KeptScan, kept_path
 
 __all__ = ["GRID_KEY", "LABEL_KEY", "SaveSaliencyd", "error_key", "lies_on_scan"]
 

@@ -16,7 +16,7 @@ import torch
 from monai_saliency.estimators.base import Meaning
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.metrics.peak import peak_voxel
-from monai_saliency.utils.arguments import positive_numbers
+from monai_saliency.utils.arguments import positive_numbers, require
 
 __all__ = [
     "CHANCE",
@@ -24,11 +24,13 @@ __all__ = [
     "WARM",
     "Legend",
     "blended",
+    "colour_map",
     "focus_voxel",
     "gray_window",
     "is_noise",
     "legends_of",
     "opacities",
+    "rounded_up",
 ]
 
 #: the share of the score's range below which a change is nothing
@@ -76,13 +78,18 @@ class Legend:
     @property
     def least(self) -> float:
         """The absolute value below which nothing is coloured: a hundredth of the score's range, or of the scale."""
-        return TINY * min(self.scale, self.span if self.span is not None and self.in_score_unit else self.scale)
+        if self.span is None or not self.in_score_unit:
+            return TINY * self.scale
+        return TINY * min(self.scale, self.span)
 
     def is_nothing(self, saliency: np.ndarray) -> bool:
         """Whether no change reaches a hundredth of the score's range."""
+        largest = _largest(saliency)
         # A map in another unit is as large for a score that hardly changes, so the masks' changes decide.
-        change = _largest(saliency) if self.in_score_unit else self.change
-        return _largest(saliency) == 0 or (change is not None and self.span is not None and change < TINY * self.span)
+        change = largest if self.in_score_unit else self.change
+        if largest == 0 or change is None or self.span is None:
+            return largest == 0
+        return change < TINY * self.span
 
     def floor(self, has_error: bool) -> float:
         """The absolute value below which nothing is coloured, from the map's noise if it has no standard error."""
@@ -94,9 +101,7 @@ class Legend:
         """
         if self.may_be_chance(saliency, error) or (not self.in_score_unit and self.is_nothing(saliency)):
             return np.zeros(saliency.shape, bool)
-        size = np.abs(saliency)
-        found = np.isfinite(size) & (size >= self.floor(error is not None))
-        return found if error is None else found & (size >= TIMES_ERROR * error)
+        return _reaches(saliency, self.floor(error is not None), error)
 
     def may_be_chance(self, saliency: np.ndarray, error: np.ndarray | None) -> bool:
         """Whether chance alone can make a map: all values are within five times its noise, or no value that matters
@@ -105,23 +110,29 @@ class Legend:
         if _largest(saliency) <= _TIMES_NOISE * self.noise:
             return True
         least = TINY * (self.span or self.scale) if self.in_score_unit else 0.0
-        size = np.abs(saliency)
-        return error is not None and not np.any((size >= least) & (size >= TIMES_ERROR * error) & np.isfinite(size))
+        return error is not None and not _reaches(saliency, least, error).any()
 
     def verdict(self, saliency: np.ndarray, error: np.ndarray | None) -> str:
         """A sentence about a map where nothing matters, or that may be chance; empty for others."""
-        words = [CHANCE] * self.may_be_chance(saliency, error)
+        words = []
         if self.is_nothing(saliency) and self.in_score_unit:
-            words.insert(0, f"no part of this scan changes the score by more than {_largest(saliency):.2g}")
+            words.append(f"no part of this scan changes the score by more than {_largest(saliency):.2g}")
         elif self.is_nothing(saliency):
-            words.insert(0, f"no mask changes the score by more than {self.change or 0.0:.2g}")
+            words.append(f"no mask changes the score by more than {self.change or 0.0:.2g}")
+        if self.may_be_chance(saliency, error):
+            words.append(CHANCE)
         return "; ".join(words)
 
     def small_print(self, has_error: bool, has_label: bool) -> list[str]:
         """Lines for the colour bar: what is not coloured, whose scale it is, and what an outline shows."""
-        error = f", or {TIMES_ERROR} standard errors" * has_error
-        lines = [f"not coloured: below {self.floor(has_error):.2g}{error}"]
-        return lines + [self.note] * bool(self.note) + ["outline: the label"] * has_label
+        lines = [f"not coloured: below {self.floor(has_error):.2g}"]
+        if has_error:
+            lines[0] += f", or {TIMES_ERROR} standard errors"
+        if self.note:
+            lines.append(self.note)
+        if has_label:
+            lines.append("outline: the label")
+        return lines
 
     @classmethod
     def of(cls, explanation: Explanation, scale: float | None = None) -> list[Legend]:
@@ -133,16 +144,20 @@ class Legend:
         """
         estimator = explanation.estimator
         meaning = Meaning() if estimator is None else estimator.meaning(explanation.masks)
-        in_unit = meaning.in_score_unit
-        found = []
-        for quantity, change, size, noise in zip(explanation.quantities, *_figures(explanation), strict=True):
-            words = f"{meaning.words} ({quantity.words})" if in_unit else meaning.words
-            is_known = quantity.span is not None
+        changes, sizes, noises = _sizes(explanation)
+        legends = []
+        for quantity, change, size, noise in zip(explanation.quantities, changes, sizes, noises, strict=True):
             span = quantity.span or size
-            own = meaning.largest * (1.0 if not in_unit else span if is_known else rounded_up(span))
-            note = "on this scan's own scale" if in_unit and not is_known and scale is None else ""
-            found.append(cls(scale or own, span, words, change, in_unit, meaning.signed, note=note, noise=noise))
-        return found
+            words, note, largest = meaning.words, "", meaning.largest
+            if meaning.in_score_unit:
+                words = f"{words} ({quantity.words})"
+                largest *= rounded_up(span) if quantity.span is None else span
+                if quantity.span is None and scale is None:
+                    note = "on this scan's own scale"
+            legends.append(
+                cls(scale or largest, span, words, change, meaning.in_score_unit, meaning.signed, note, noise)
+            )
+        return legends
 
 
 def legends_of(
@@ -156,24 +171,31 @@ def legends_of(
     if scale is not None:
         positive_numbers("scale", scale)
     legends = [] if explanation is None else Legend.of(explanation, scale)
-    own = Legend(scale or max(map(_largest, maps), default=0.0) or 1.0, scale)
-    return legends if len(legends) == len(maps) else [own] * len(maps)
+    if len(legends) == len(maps):
+        return legends
+    largest = max(map(_largest, maps), default=0.0)
+    return [Legend(scale or largest or 1.0, scale)] * len(maps)
 
 
-def _figures(explanation: Explanation) -> list[list[float]]:
+def _sizes(explanation: Explanation) -> list[list[float]]:
     """For each map the largest change of the score by a mask of its own, the largest absolute score, and its noise."""
-    repeats = len(explanation.explained) // len(explanation.reference_scores)
-    reference = explanation.reference_scores.double().cpu()
     changes = explanation.largest_changes.double().cpu()
-    noise = torch.zeros_like(reference) if explanation.noise is None else explanation.noise.double().cpu()
-    found = changes, explanation.largest_scores.double().cpu(), noise.nan_to_num()
-    return [each.repeat_interleave(repeats).tolist() for each in found]
+    noise = torch.zeros_like(changes) if explanation.noise is None else explanation.noise.double().cpu()
+    of_scores = torch.stack([changes, explanation.largest_scores.double().cpu(), noise.nan_to_num()])
+    maps_of_each = len(explanation.explained) // len(changes)
+    return of_scores.repeat_interleave(maps_of_each, dim=1).tolist()
 
 
 def _largest(saliency: np.ndarray) -> float:
     """The largest finite absolute value of a map; 0 where there is none."""
-    finite = np.isfinite(saliency)
-    return max(float(np.max(saliency, where=finite, initial=0)), -float(np.min(saliency, where=finite, initial=0)))
+    return float(np.max(np.abs(saliency), where=np.isfinite(saliency), initial=0))
+
+
+def _reaches(saliency: np.ndarray, least: float, error: np.ndarray | None) -> np.ndarray:
+    """Which voxels reach an absolute value, and two standard errors where these are known."""
+    size = np.abs(saliency)
+    is_large = np.isfinite(size) & (size >= least)
+    return is_large if error is None else is_large & (size >= TIMES_ERROR * error)
 
 
 def rounded_up(value: float) -> float:
@@ -181,7 +203,10 @@ def rounded_up(value: float) -> float:
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return next((step * power for step in (1.0, 2.0, 5.0) if value <= step * power * (1 + 1e-9)), 10 * power)
+    for step in (1.0, 2.0, 5.0):
+        if value <= step * power * (1 + 1e-9):
+            return step * power
+    return 10 * power
 
 
 def is_noise(row: Mapping[str, Any]) -> bool:
@@ -210,29 +235,36 @@ def gray_window(scan: np.ndarray) -> tuple[float, float]:
     return low, max(high, low + 1e-6)
 
 
-def opacities(saliency: np.ndarray, coloured: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """How strong each voxel's colour is, and how opaque, both in [0, 1]."""
+def opacities(saliency: np.ndarray, coloured: np.ndarray, scale: float) -> np.ndarray:
+    """How opaque each voxel's colour is, in [0, 1]."""
     strength = np.sqrt(np.clip(np.abs(np.nan_to_num(saliency)) / scale, 0, 1))
     weakest, strongest = _OPACITY
-    return strength, np.where(coloured, weakest + (strongest - weakest) * strength, 0.0)
+    return np.where(coloured, weakest + (strongest - weakest) * strength, 0.0)
+
+
+def colour_map(scale: float) -> tuple[Any, Any]:
+    """The colour map of matplotlib, and its norm of signed square roots from ``-scale`` to ``scale``."""
+    colors = require("matplotlib.colors", extra="bundle")
+    # Two stops at the middle: no colour is between the weakest cold and the weakest warm one.
+    places = [*np.linspace(0, 0.5, len(COLD)), *np.linspace(0.5, 1, len(WARM))]
+    cmap = colors.LinearSegmentedColormap.from_list("saliency", list(zip(places, COLD + WARM, strict=True)), N=512)
+    norm = colors.FuncNorm((_signed_root, _signed_square), vmin=-scale, vmax=scale)
+    return cmap, norm
+
+
+def _signed_root(values: np.ndarray) -> np.ndarray:
+    return np.sign(values) * np.sqrt(np.abs(values))
+
+
+def _signed_square(values: np.ndarray) -> np.ndarray:
+    return values * np.abs(values)
 
 
 def blended(gray: np.ndarray, saliency: np.ndarray, coloured: np.ndarray, scale: float) -> np.ndarray:
-    """A picture of a map over its scan, ``(rows, columns, 3)`` in uint8."""
-    scan = np.broadcast_to(gray[..., None], (*gray.shape, 3)) if gray.ndim == 2 else gray
-    strength, alpha = opacities(saliency, coloured, scale)
-    places = np.linspace(0, 1, len(WARM))
-    colours = np.stack(
-        [
-            np.where(saliency < 0, np.interp(strength, places, cold[::-1]), np.interp(strength, places, warm))
-            for cold, warm in zip(_channels(COLD), _channels(WARM), strict=True)
-        ],
-        axis=-1,
-    )
-    alpha = alpha[..., None]
-    return np.rint(255 * (1 - alpha) * np.clip(scan, 0, 1) + alpha * colours).astype(np.uint8)
-
-
-def _channels(colours: tuple[str, ...]) -> list[list[int]]:
-    """Red, green and blue of some colours, in [0, 255]."""
-    return [[int(each[i : i + 2], 16) for each in colours] for i in (1, 3, 5)]
+    """A picture of a map over its scan, ``(rows, columns, 3)`` in uint8. The scan, in [0, 1], may have colours too."""
+    scan = gray if gray.ndim > saliency.ndim else gray[..., None]
+    cmap, norm = colour_map(scale)
+    colours = cmap(norm(saliency))[..., :3]
+    alpha = opacities(saliency, coloured, scale)[..., None]
+    mixed = (1 - alpha) * np.clip(scan, 0, 1) + alpha * colours
+    return np.rint(255 * mixed).astype(np.uint8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import check_option, require
-from monai_saliency.visualize.legend import COLD, WARM, Legend, focus_voxel, gray_window, legends_of, opacities
+from monai_saliency.visualize.legend import Legend, colour_map, focus_voxel, gray_window, legends_of, opacities
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["PICTURE_FORMATS", "plot_saliency", "save_picture"]
 
 PICTURE_FORMATS = ("png", "svg")
-# Of a PNG, and of the scan and the map in an SVG, whose lines and letters need none.
 _DPI = 100  # of a PNG file
-# The settings of the two are matplotlib's, for all threads.
+# Settings of matplotlib are of all threads.
 _setting = threading.Lock()
 
-_PLANES = (("sagittal", 0), ("coronal", 1), ("axial", 2))
-_AXES = (("L", "R"), ("P", "A"), ("I", "S"))
+# Each plane's name, the axis across which it lies, and its horizontal and vertical axis.
+_PLANES = (("sagittal", 0, 1, 2), ("coronal", 1, 0, 2), ("axial", 2, 0, 1))
+_AXES = ("L-R", "P-A", "I-S")
 _MANY_LABELS = 30
 
 
@@ -36,21 +36,29 @@ _MANY_LABELS = 30
 class _Plane:
     """One plane through a map's peak: arrays ``(across, up)``, edges of a voxel in mm, and directions such as "L-R"."""
 
-    scan: np.ndarray
-    saliency: np.ndarray
-    coloured: np.ndarray
+    layers: Mapping[str, np.ndarray]  # "scan", "saliency", "coloured", and "label" where there is one
     edges: Sequence[float]
-    peak: tuple[int, ...]
+    peak: tuple[int, int]
     name: str
     across: str = ""
     up: str = ""
-    label: np.ndarray | None = None
 
     @property
     def extent(self) -> tuple[float, float, float, float]:
         """Left, right, bottom and top in mm."""
-        across, up = self.scan.shape
+        across, up = self.layers["scan"].shape
         return (0, across * self.edges[0], 0, up * self.edges[1])
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One map ``(*spatial)`` of a figure, and the planes that are drawn of it."""
+
+    saliency: np.ndarray
+    legend: Legend
+    verdict: str
+    is_coloured: bool
+    planes: Sequence[_Plane]
 
 
 def plot_saliency(
@@ -104,27 +112,28 @@ def plot_saliency(
     # A bare Figure needs no pyplot, whose state is shared between threads and needs closing.
     figure_type = require("matplotlib.figure", extra="bundle").Figure
     legends = legends or legends_of(None, maps, scale)
-    errors = [None] * len(maps) if standard_error is None else standard_error
-    coloured = [legend.coloured(*each) for legend, *each in zip(legends, maps, errors, strict=True)]
-    views = [_planes(scan, *each, label, affine) for each in zip(maps, coloured, strict=True)]
-    width = 3.2 * len(views[0]) + 1.2
-    figure = figure_type(figsize=(width, 3.4 * len(views) + 0.5), layout="constrained", facecolor="white", dpi=_DPI)
-    verdicts = [legend.verdict(each, error) for legend, each, error in zip(legends, maps, errors, strict=True)]
-    rows = [f"row {row}: {each}" if len(maps) > 1 else each for row, each in enumerate(verdicts, start=1) if each]
-    words = [title] * bool(title) + rows
+    rows = []
+    for place, (legend, saliency) in enumerate(zip(legends, maps, strict=True)):
+        error = None if standard_error is None else standard_error[place]
+        coloured = legend.coloured(saliency, error)
+        planes = _planes(scan, saliency, coloured, label, affine)
+        rows.append(_Row(saliency, legend, legend.verdict(saliency, error), bool(coloured.any()), planes))
+    columns = len(rows[0].planes)
+    width = 3.2 * columns + 1.2
+    figure = figure_type(figsize=(width, 3.4 * len(rows) + 0.5), layout="constrained", facecolor="white", dpi=_DPI)
     # Fonts have no character for the bytes of a file name that is not UTF-8, and a name with dollars is not a formula.
-    text = _wrapped(words, int(12 * width)).encode(errors="replace").decode()
+    text = _wrapped(_heading(title, rows), int(12 * width)).encode(errors="replace").decode()
     figure.suptitle(text, fontsize=10, parse_math=False)
-    widths = [plane.extent[1] for plane in views[0]]
-    axes = figure.subplots(len(views), len(views[0]), squeeze=False, width_ratios=widths)
+    widths = [plane.extent[1] for plane in rows[0].planes]
+    axes = figure.subplots(len(rows), columns, squeeze=False, width_ratios=widths)
     window = gray_window(scan)
-    for row, (planes, legend) in enumerate(zip(views, legends, strict=True)):
-        for ax, plane in zip(axes[row], planes, strict=True):
-            drawn = _draw(ax, plane, window, legend, marked=bool(coloured[row].any()))
-        has_error = standard_error is not None
-        bar = _bar(figure, drawn, axes[row].tolist(), legend, maps[row], legend.floor(has_error))
-        small = legend.small_print(has_error, label is not None and bool(np.any(label)))
-        bar.set_label(_wrapped([labels[row] if labels else legend.words, *small], 54), fontsize=8, parse_math=False)
+    has_error, has_label = standard_error is not None, label is not None and bool(np.any(label))
+    for place, row in enumerate(rows):
+        for ax, plane in zip(axes[place], row.planes, strict=True):
+            drawn = _draw(ax, plane, window, row)
+        bar = _bar(figure, drawn, axes[place].tolist(), row, row.legend.floor(has_error))
+        words = [labels[place] if labels else row.legend.words, *row.legend.small_print(has_error, has_label)]
+        bar.set_label(_wrapped(words, 54), fontsize=8, parse_math=False)
     return figure
 
 
@@ -138,42 +147,37 @@ def save_picture(figure: Figure, path: str | Path | IO[bytes], picture_format: s
             require("matplotlib.backends.backend_agg", extra="bundle").FigureCanvasAgg(figure).print_png(path)
 
 
-def _wrapped(words: Sequence[str], width: int) -> str:
+def _heading(title: str, rows: Sequence[_Row]) -> list[str]:
+    """The lines above a figure: its title, and for each row whether nothing matters or chance can make the map."""
+    lines = [title] if title else []
+    for number, row in enumerate(rows, start=1):
+        if row.verdict:
+            lines.append(f"row {number}: {row.verdict}" if len(rows) > 1 else row.verdict)
+    return lines
+
+
+def _wrapped(lines: Sequence[str], width: int) -> str:
     """Lines of at most ``width`` characters."""
-    return "\n".join("\n".join(textwrap.wrap(line, width) or [""]) for each in words for line in each.split("\n"))
+    wrapped = []
+    for line in "\n".join(lines).split("\n"):
+        wrapped += textwrap.wrap(line, width) or [""]
+    return "\n".join(wrapped)
 
 
-def _colours(limit: float) -> dict[str, Any]:
-    """The colour map, and a norm of signed square roots from ``-limit`` to ``limit``."""
-    colors = require("matplotlib.colors", extra="bundle")
-    # Two stops at the middle: no colour is between the weakest cold and the weakest warm one.
-    places = [*np.linspace(0, 0.5, len(COLD)), *np.linspace(0.5, 1, len(WARM))]
-    cmap = colors.LinearSegmentedColormap.from_list("saliency", list(zip(places, COLD + WARM, strict=True)), N=512)
-    norm = colors.FuncNorm((_root, lambda values: values * np.abs(values)), vmin=-limit, vmax=limit)
-    return {"cmap": cmap, "norm": norm}
-
-
-def _root(values: np.ndarray) -> np.ndarray:
-    return np.sign(values) * np.sqrt(np.abs(values))
-
-
-def _draw(ax: Any, plane: _Plane, window: tuple[float, float], legend: Legend, marked: bool) -> Any:
-    """Draw one plane, with lines through a marked peak, and return the map's drawing for its colour bar."""
+def _draw(ax: Any, plane: _Plane, window: tuple[float, float], row: _Row) -> Any:
+    """Draw one plane of a row, with lines through its peak, and return the map's drawing for the colour bar."""
     ax.set_facecolor("black")  # where the scan is NaN
-    ax.imshow(plane.scan.T, cmap="gray", vmin=window[0], vmax=window[1], origin="lower", extent=plane.extent)
-    shown = np.nan_to_num(plane.saliency.T, posinf=0, neginf=0)
-    drawn = ax.imshow(
-        shown,
-        **_colours(legend.scale),
-        alpha=opacities(shown, plane.coloured.T, legend.scale)[1],
-        origin="lower",
-        extent=plane.extent,
-        interpolation="bilinear",
-    )
-    if plane.label is not None:
+    place = {"origin": "lower", "extent": plane.extent}
+    ax.imshow(plane.layers["scan"].T, cmap="gray", vmin=window[0], vmax=window[1], **place)
+    shown = np.nan_to_num(plane.layers["saliency"].T, posinf=0, neginf=0)
+    cmap, norm = colour_map(row.legend.scale)
+    alpha = opacities(shown, plane.layers["coloured"].T, row.legend.scale)
+    drawn = ax.imshow(shown, cmap=cmap, norm=norm, alpha=alpha, interpolation="bilinear", **place)
+    if "label" in plane.layers:
         _outline(ax, plane)
-    if marked:
-        x, y = ((plane.peak[i] + 0.5) * plane.edges[i] for i in (0, 1))
+    if row.is_coloured:
+        x = (plane.peak[0] + 0.5) * plane.edges[0]
+        y = (plane.peak[1] + 0.5) * plane.edges[1]
         ax.axvline(x, color="lime", linewidth=0.5)
         ax.axhline(y, color="lime", linewidth=0.5)
     ax.set(xticks=[], yticks=[], xlabel=plane.across, ylabel=plane.up, xlim=plane.extent[:2], ylim=plane.extent[2:])
@@ -185,29 +189,31 @@ def _outline(ax: Any, plane: _Plane) -> None:
     """Draw a line around the label, or around each of its numbers."""
     effects = require("matplotlib.patheffects", extra="bundle")
     # Closed at the plane's edge, and drawn in a plane that is one voxel thin.
-    label = np.pad(np.nan_to_num(np.asarray(plane.label)), 1).T
-    right, top = plane.extent[1], plane.extent[3]
-    extent = (-plane.edges[0], right + plane.edges[0], -plane.edges[1], top + plane.edges[1])
-    values = np.unique(label[label != 0])
-    parts = [label == value for value in values] if len(values) <= _MANY_LABELS else [label != 0]
+    label = np.pad(np.nan_to_num(plane.layers["label"]), 1).T
+    width, height = plane.edges
+    _, right, _, top = plane.extent
+    extent = (-width, right + width, -height, top + height)
+    numbers = np.unique(label[label != 0])
+    parts = [label != 0] if len(numbers) > _MANY_LABELS else [label == number for number in numbers]
     for part in parts:
         lines = ax.contour(part, levels=[0.5], origin="lower", extent=extent, colors="white", linewidths=0.8)
         lines.set(path_effects=[effects.withStroke(linewidth=1.8, foreground="black")])
 
 
-def _bar(figure: Figure, drawn: Any, axes: list[Any], legend: Legend, saliency: np.ndarray, floor: float) -> Any:
+def _bar(figure: Figure, drawn: Any, axes: list[Any], row: _Row, floor: float) -> Any:
     """The colour bar of a row, gray below the floor. It ends in a point where the map goes beyond the scale."""
-    finite, full = np.isfinite(saliency), legend.scale * (1 + 1e-6)
-    above = np.max(saliency, where=finite, initial=0) > full
-    below = np.min(saliency, where=finite, initial=0) < -full
-    extend = "both" if above and below else "max" if above else "min" if below else "neither"
+    legend, values = row.legend, row.saliency[np.isfinite(row.saliency)]
+    largest = legend.scale * (1 + 1e-6)
+    is_above, is_below = values.max(initial=0) > largest, values.min(initial=0) < -largest
+    extend = ("both" if is_below else "max") if is_above else "min" if is_below else "neither"
     bar: Any = figure.colorbar(drawn, ax=axes, shrink=0.8, extend=extend)
     # Without this the bar would be as transparent as the map.
     bar.solids.set_alpha(1)
-    bar.set_ticks([share * legend.scale for share in (-1, -0.5, -0.1, 0, 0.1, 0.5, 1) if legend.signed or share >= 0])
+    bar.set_ticks(legend.scale * np.array([-1, -0.5, -0.1, 0, 0.1, 0.5, 1] if legend.signed else [0, 0.1, 0.5, 1]))
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     bar.minorticks_off()
-    bar.ax.axhspan(-min(floor, legend.scale), min(floor, legend.scale), color="lightgray")
+    gray = min(floor, legend.scale)
+    bar.ax.axhspan(-gray, gray, color="lightgray")
     if not legend.signed:
         bar.ax.set_ylim(0, legend.scale)
     return bar
@@ -217,34 +223,36 @@ def _planes(
     scan: np.ndarray, saliency: np.ndarray, coloured: np.ndarray, label: np.ndarray | None, affine: np.ndarray
 ) -> list[_Plane]:
     """The planes through a map's focus: three of a 3D scan, or the 2D scan itself."""
-    layers: dict[str, Any] = {"scan": scan, "saliency": saliency, "coloured": coloured}
-    layers |= {} if label is None else {"label": label}
-    finite = saliency if np.isfinite(saliency).all() else np.nan_to_num(saliency, posinf=0, neginf=0)
-    peak = focus_voxel(finite, coloured)
-    if scan.ndim == 2:
-        flip = -1 if affine[1, 1] < 0 else 1  # rows count downwards
-        layers = {name: layer[:, ::flip] for name, layer in layers.items()}
-        shown = peak if flip == 1 else (peak[0], scan.shape[1] - 1 - peak[1])
-        name = f"{'peak' if peak == peak_voxel(finite) else 'strongest'} at pixel {peak}" if coloured.any() else ""
-        return [_Plane(**layers, edges=nib.affines.voxel_sizes(affine)[:2], peak=shown, name=name)]
-    # The peak is found before reordering: in a flat map, reordering could choose another voxel.
-    mm = affine @ [*peak, 1]
+    layers = {"scan": scan, "saliency": saliency, "coloured": coloured}
+    if label is not None:
+        layers["label"] = np.asarray(label)
+    finite = np.nan_to_num(saliency, posinf=0, neginf=0)
+    focus = focus_voxel(finite, coloured)
+    if scan.ndim == 3:
+        return _three_planes(layers, focus, affine)
+    rows_down = affine[1, 1] < 0
+    name = ""
+    if coloured.any():
+        name = f"peak at pixel {focus}" if focus == peak_voxel(finite) else f"strongest at pixel {focus}"
+    if rows_down:
+        layers = {layer: pixels[:, ::-1] for layer, pixels in layers.items()}
+        focus = (focus[0], scan.shape[1] - 1 - focus[1])
+    return [_Plane(layers, nib.affines.voxel_sizes(affine)[:2], (focus[0], focus[1]), name)]
+
+
+def _three_planes(layers: Mapping[str, np.ndarray], focus: tuple[int, ...], affine: np.ndarray) -> list[_Plane]:
+    """The planes of volumes ``(*spatial)`` through a voxel, in the order of the scanner's axes."""
+    # The voxel is found before reordering: in a flat map, reordering could choose another one.
+    mm = affine @ [*focus, 1]
     turn = nib.io_orientation(affine)
-    layers = {name: nib.apply_orientation(layer, turn) for name, layer in layers.items()}
-    turned = affine @ nib.orientations.inv_ornt_aff(turn, scan.shape)
+    turned = affine @ nib.orientations.inv_ornt_aff(turn, layers["scan"].shape)
+    volumes = {name: nib.apply_orientation(volume, turn) for name, volume in layers.items()}
     edges = nib.affines.voxel_sizes(turned)
-    peak = tuple(np.rint(np.linalg.inv(turned) @ mm).astype(int)[:3].tolist())
+    place = np.rint(np.linalg.inv(turned) @ mm).astype(int).tolist()
     planes = []
-    for name, axis in _PLANES:
-        a, b = (other for other in range(3) if other != axis)
-        planes.append(
-            _Plane(
-                **{name: layer.take(peak[axis], axis) for name, layer in layers.items()},
-                edges=(edges[a], edges[b]),
-                peak=(peak[a], peak[b]),
-                name=f"{name}, {'xyz'[axis]} = {round(mm[axis])} mm",
-                across="-".join(_AXES[a]),
-                up="-".join(_AXES[b]),
-            )
-        )
+    for name, axis, across, up in _PLANES:
+        parts = {layer: volume.take(place[axis], axis) for layer, volume in volumes.items()}
+        sizes, crossing = (edges[across], edges[up]), (place[across], place[up])
+        title = f"{name}, {'xyz'[axis]} = {round(mm[axis])} mm"
+        planes.append(_Plane(parts, sizes, crossing, title, _AXES[across], _AXES[up]))
     return planes

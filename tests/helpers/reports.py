@@ -14,7 +14,7 @@ import numpy as np
 from monai_saliency.storage.tables import REGION_COLUMNS, CaseTable, Failures
 from monai_saliency.visualize.legend import Legend
 from monai_saliency.visualize.report import KeptScan
-from monai_saliency.visualize.report.cases import case_id
+from monai_saliency.visualize.report.kept_scan import case_id
 
 EMPTY = {"input", "img", "br", "meta", "link"}
 

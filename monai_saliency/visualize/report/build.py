@@ -20,25 +20,23 @@ from monai_saliency.storage.tables import write_csv
 from monai_saliency.visualize.legend import is_noise
 from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, beyond, class_words, number, read_cohort
 from monai_saliency.visualize.report.plots import cohort_plots, curve_charts
+from monai_saliency.visualize.report.regions import COHORT_REGION_COLUMNS, cohort_regions, region_bars, region_panels
 from monai_saliency.visualize.report.shown import Shown
 
-__all__ = ["begin_report", "cohort_regions", "rendered", "try_report", "write_page", "write_report", "write_thumbnails"]
+__all__ = ["begin_report", "rendered", "try_report", "write_page", "write_report", "write_thumbnails"]
 
 logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
 # Pages are made side by side: most of their time is reading and packing volumes. Each holds its volumes meanwhile.
 _THREADS = 4
-# What makes figures of several cases comparable.
-_SAME = ("class", "channel", "quantity", "unit", "region", "name")
-_COLUMNS = (*_SAME, "class_name", "cases", "saliency_mean", "saliency_sd", "mass_mean", "mass_sd")
 
 
 def write_report(folder: str | Path, title: str | None = None) -> Path:
     """Make the report of an output folder: ``report/index.html`` in it, which opens from disk, without a network.
 
     Where cases have label maps, ``cohort_regions.csv`` holds the mean of the maps in each region over the cohort
-    (:func:`cohort_regions`).
+    (:func:`~monai_saliency.visualize.report.regions.cohort_regions`).
 
     An earlier report there is made anew. A case whose maps cannot be read has a page with the reason.
 
@@ -58,15 +56,24 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
     with locked(report / ".lock"):
         begin_report(report)
         explained = [case for case in cohort.cases if case.rows]
-        around = zip([None, *explained[:-1]], [*explained[1:], None], strict=True)
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-            made = pool.map(partial(_write_case, report, cohort), explained, around)
-        thumbnails = dict(zip([case.case for case in explained], made, strict=True))
-        title = title or f"Saliency maps: {folder.resolve().name}"
-        (folder / "cohort_regions.csv").unlink(missing_ok=True)
-        has_regions = any(case.label_regions for case in explained)
-        panels = _region_panels(_save_cohort_regions(folder, cohort)) if has_regions else []
-        return write_page(report / "index.html", _cohort_page(cohort, title, thumbnails, panels))
+            addresses = pool.map(partial(_write_case, report, cohort, explained), range(len(explained)))
+        thumbnails = {case.case: pictures for case, pictures in zip(explained, addresses, strict=True)}
+        page = _cohort_page(
+            cohort, title or f"Saliency maps: {folder.resolve().name}", thumbnails, _panels(folder, cohort)
+        )
+        return write_page(report / "index.html", page)
+
+
+def _panels(folder: Path, cohort: Cohort) -> Sequence[Any]:
+    """Write ``cohort_regions.csv`` if cases have label maps, and return what the page shows of it."""
+    path = folder / "cohort_regions.csv"
+    path.unlink(missing_ok=True)
+    if not any(case.rows and case.label_regions for case in cohort.cases):
+        return []
+    means = cohort_regions(cohort)
+    write_csv(path, COHORT_REGION_COLUMNS, means)
+    return region_panels(means)
 
 
 def try_report(folder: str | Path) -> None:
@@ -87,19 +94,19 @@ def begin_report(report: Path) -> None:
         shutil.copy(source, report / "assets")
 
 
-def _write_case(
-    report: Path, cohort: Cohort, case: CaseFiles, around: tuple[CaseFiles | None, CaseFiles | None]
-) -> list[str]:
-    """Write the page of a case and its thumbnails, and return their addresses."""
-    shown, problem = None, ""
+def _write_case(report: Path, cohort: Cohort, cases: Sequence[CaseFiles], place: int) -> list[str]:
+    """Write the page of one of the cases and its thumbnails, and return their addresses."""
+    case = cases[place]
+    shown, problem, pictures = None, "", []
     try:
         shown = Shown.of(case, cohort.scales)
+        pictures = shown.thumbnails()
     except Exception as error:  # such as of a damaged file
         problem = f"its map cannot be read: {error}"
         logger.warning("case %s: its page shows no map: %s", case.case, problem)
-    thumbnails = write_thumbnails(report, case.id, [] if shown is None else shown.thumbnails())
+    around = (cases[place - 1] if place else None, cases[place + 1] if place + 1 < len(cases) else None)
     write_page(report / "cases" / f"{case.id}.html", _case_page(case, shown, problem, around, cohort.settings))
-    return thumbnails
+    return write_thumbnails(report, case.id, pictures)
 
 
 def write_thumbnails(report: Path, name: str, pictures: Sequence[bytes]) -> list[str]:
@@ -126,11 +133,14 @@ def _environment() -> Any:
     import jinja2  # which `import monai_saliency` need not wait for
 
     loader = jinja2.FileSystemLoader(_HERE / "templates")
-    found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    found.filters |= {"number": number, "class_words": class_words, "text": _text, "may_be_chance": is_noise}
-    found.filters["beyond"] = beyond
-    found.filters["fill_is_none"] = lambda row: float(row.get("fill_leaves") or 0) > FILL_LEAVES
-    return found
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"number": number, "class_words": class_words, "text": _text, "may_be_chance": is_noise}
+    environment.filters |= {"beyond": beyond, "fill_is_none": _fill_is_none}
+    return environment
+
+
+def _fill_is_none(row: Row) -> bool:
+    return float(row.get("fill_leaves") or 0) > FILL_LEAVES
 
 
 def rendered(template: str, **words: Any) -> str:
@@ -157,34 +167,41 @@ def _cohort_page(cohort: Cohort, title: str, thumbnails: Mapping[str, Sequence[s
 
 
 def _figures(cohort: Cohort) -> list[str]:
-    first = [case.rows[0] for case in cohort.cases if case.rows]
+    """What the header counts: cases, failures, peaks in the label, and the price of the run."""
+    explained = [case.rows for case in cohort.cases if case.rows]
     failed = sum(case.failure is not None for case in cohort.cases)
-    inside = [row["peak_in_label"] for case in cohort.cases for row in case.rows if row.get("peak_in_label")]
-    images, forwards, seconds = (
-        np.nansum([float(row.get(name) or 0) for row in first]) for name in ("images", "forwards", "seconds")
-    )
-    words = [f"{len(first)} case{'s' * (len(first) != 1)} explained", f"{failed} failed"]
-    words += [f"{inside.count('True')} of {len(inside)} peaks in the label"] * bool(inside)
-    words += [f"{images:,.0f} images scored"] * bool(images)
-    return [*words, f"this run {forwards:,.0f} forwards, {seconds:,.0f} s"]
+    figures = [f"{len(explained)} {'case' if len(explained) == 1 else 'cases'} explained", f"{failed} failed"]
+    in_label = [row["peak_in_label"] for rows in explained for row in rows if row.get("peak_in_label")]
+    if in_label:
+        figures.append(f"{in_label.count('True')} of {len(in_label)} peaks in the label")
+    if images := _total(explained, "images"):
+        figures.append(f"{images:,.0f} images scored")
+    return [*figures, f"this run {_total(explained, 'forwards'):,.0f} forwards, {_total(explained, 'seconds'):,.0f} s"]
+
+
+def _total(cases: Sequence[Sequence[Row]], column: str) -> float:
+    """The sum of a column over cases, each of which has it in its first row."""
+    return float(np.nansum([float(rows[0].get(column) or 0) for rows in cases]))
 
 
 def _runs(rows: Sequence[Row], settings: Mapping[str, Mapping[str, str]]) -> list[tuple[str, Mapping[str, str], Row]]:
-    """What made some rows: for each mark of settings the settings, and one of the rows."""
-    first = {row.get("settings", ""): row for row in reversed(rows)}
-    return [(mark, settings[mark], row) for mark, row in sorted(first.items()) if mark in settings]
+    """What made some rows: for each mark of settings the settings, and the first of the rows."""
+    runs = {}
+    for row in rows:
+        mark = row.get("settings", "")
+        if mark in settings and mark not in runs:
+            runs[mark] = (mark, settings[mark], row)
+    return [runs[mark] for mark in sorted(runs)]
 
 
-def _text(row: Row, name: str) -> str:
+def _text(row: Row, column: str) -> str:
     """A cell of a table."""
-    if name == "explained":
+    if column == "explained":
         return class_words(row)
-    if name == "place":
-        if row["verdict"]:  # there is no peak
-            return ""
-        places = [row.get(f"peak_{axis}_mm", "") for axis in "xyz"]
-        return ", ".join(number(each) for each in places if each)
-    text = row.get(name, "")
+    if column == "place":
+        places = [] if row["verdict"] else [row.get(f"peak_{axis}_mm", "") for axis in "xyz"]
+        return ", ".join(number(place) for place in places if place)
+    text = row.get(column, "")
     return {"True": "yes", "False": "no"}.get(text, text)
 
 
@@ -207,80 +224,8 @@ def _case_page(
         case=case,
         data=data,
         problem=problem,
-        curves=curve_charts(case.rows, element) if any(row.get("trust_curves") for row in case.rows) else [],
+        curves=curve_charts(case.rows, element),
         element=element,
         runs=_runs(case.rows, settings),
-        charts=_charts(case.regions),
+        charts=region_bars(case.regions),
     )
-
-
-def _charts(regions: Sequence[Row]) -> list[tuple[str, list[tuple[float, Row]], float]]:
-    """A bar chart for each map of regions: its words, the values, the largest contributions first, and the largest."""
-    groups: dict[str, list[tuple[float, Row]]] = {}
-    for row in regions:
-        value = float(np.nan_to_num(float(row.get("saliency") or 0), posinf=0, neginf=0))
-        groups.setdefault(class_words(row), []).append((value, row))
-    ordered = {words: sorted(rows, key=lambda each: -abs(each[0])) for words, rows in groups.items()}
-    return [(words, rows, abs(rows[0][0]) or 1.0) for words, rows in ordered.items()]
-
-
-# The regions of a cohort. ---------------------------------------------------------------------------------------------
-
-
-def cohort_regions(cohort: Cohort) -> list[dict[str, Any]]:
-    """The maps of a cohort in each region of the cases' label maps, from ``label_regions.csv``.
-
-    A class by organ matrix over a cohort, after Agg2Exp (arXiv 2407.16653, section 3), which makes it of gradients.
-    Maps of different scores are not mixed.
-
-    Returns:
-        a dictionary for each class, channel, score and region: the number of ``cases`` that have the region, the mean
-        over these cases of ``saliency``, the map's mean in the region in the score's unit, and of ``mass``, the
-        region's share of the map's values above 0; and their standard deviations of a sample, ``""`` for one case.
-    """
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for case in cohort.cases:
-        scores = {class_words(row): row for row in case.rows}
-        for row in case.label_regions:
-            known = {**scores.get(class_words(row), {}), **row}
-            groups.setdefault(tuple(known.get(name, "") for name in _SAME), []).append(row)
-    found = []
-    for same, rows in groups.items():
-        figures = [figure for name in ("saliency", "mass") for figure in _mean_and_spread(rows, name)]
-        class_name = max(row.get("class_name", "") for row in rows)
-        found.append(dict(zip(_COLUMNS, (*same, class_name, len(rows), *figures), strict=True)))
-    return found
-
-
-def _mean_and_spread(rows: Sequence[Row], name: str) -> tuple[float | str, float | str]:
-    values = [float(row[name]) for row in rows if row[name]]
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else ""
-    return (float(np.mean(values)) if values else ""), spread
-
-
-def _save_cohort_regions(folder: Path, cohort: Cohort) -> list[dict[str, Any]]:
-    """Write ``cohort_regions.csv`` into an output folder, and return its rows."""
-    path, rows = folder / "cohort_regions.csv", cohort_regions(cohort)
-    write_csv(path, _COLUMNS, rows)
-    return rows
-
-
-def _region_panels(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[str], list[tuple[str, list[Any]]], float]]:
-    """A matrix for each score: its words, the regions, for each class its cells, and the largest absolute mean."""
-    scores: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        words = row["quantity"] + f" ({row['unit']})" * (row["unit"] not in ("", row["quantity"]))
-        scores.setdefault(words or "score", []).append(row)
-    found = []
-    for words, own in scores.items():
-        cells = {(class_words(row), _region(row)): row for row in own}
-        regions = sorted({(int(row["region"]), _region(row)) for row in own})
-        classes = sorted({explained for explained, _ in cells})
-        lines = [(each, [cells.get((each, region)) for _, region in regions]) for each in classes]
-        largest = max(abs(row["saliency_mean"]) for row in own) or 1.0
-        found.append((words, [region for _, region in regions], lines, largest))
-    return found
-
-
-def _region(row: Row) -> str:
-    return row["name"] or f"region {row['region']}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ import numpy as np
 from monai_saliency.metrics.agreement import MapAgreement, map_agreement
 from monai_saliency.storage.files import locked
 from monai_saliency.visualize.report.build import begin_report, rendered, write_page, write_thumbnails
-from monai_saliency.visualize.report.cases import CaseFiles, Cohort, MapFile, Row, case_id, class_words, read_cohort
+from monai_saliency.visualize.report.cases import CaseFiles, Cohort, MapFile, Row, class_words, read_cohort
+from monai_saliency.visualize.report.kept_scan import case_id
 from monai_saliency.visualize.report.shown import Shown
 
 __all__ = ["Compared", "Runs", "write_comparison"]
@@ -92,58 +94,77 @@ class Runs:
         for name in sorted(set(first).union(*others)):
             for run, cases in zip(self.names[1:], others, strict=True):
                 try:
-                    maps = _opened(first.get(name), self.names[0]), _opened(cases.get(name), run)
-                    yield from self._of_case(first[name], cases[name], maps, run)
+                    ours = _opened(first.get(name), self.names[0], self.scales)
+                    yield from self._of_case(ours, _opened(cases.get(name), run, self.scales), run)
                 except Exception as error:  # such as of a damaged file
                     yield Compared(name, run, problem=str(error))
 
-    def _of_case(
-        self, first: CaseFiles, second: CaseFiles, maps: tuple[MapFile, MapFile], run: str
-    ) -> Iterator[Compared]:
+    def _of_case(self, ours: _Maps, theirs: _Maps, run: str) -> Iterator[Compared]:
         """Compare the maps of one case that explain the same class and channel."""
-        if maps[0].shape != maps[1].shape:
-            raise ValueError(f"the grids differ, {maps[0].shape} and {maps[1].shape} voxels: explain the same scans")
-        if not np.allclose(maps[0].affine, maps[1].affine, rtol=1e-4, atol=1e-3):
+        if ours.file.shape != theirs.file.shape:
+            shapes = f"{ours.file.shape} and {theirs.file.shape}"
+            raise ValueError(f"the grids differ, {shapes} voxels: explain the same scans")
+        if not np.allclose(ours.file.affine, theirs.file.affine, rtol=1e-4, atol=1e-3):
             raise ValueError("the affines differ: explain the same scans")
-        ours, theirs = ({_unnamed(row): place for place, row in enumerate(case.rows)} for case in (first, second))
-        values = [file.read() for file in maps]
-        pictures = [Shown.of(case, self.scales).thumbnails() for case in (first, second)]
-        for words in dict.fromkeys([*ours, *theirs]):
-            if words not in ours or words not in theirs:
-                owner = self.names[0] if words in ours else run
-                yield Compared(first.case, run, words, problem=f"only {owner} explains {words}")
-                continue
-            i, j = ours[words], theirs[words]
-            thumbnails = [*pictures[0][i : i + 1], *pictures[1][j : j + 1]]
-            rows = first.rows[i], second.rows[j]
-            found = Compared(first.case, run, words, rows, problem=_difference(*rows), thumbnails=thumbnails)
-            if found.problem:
-                yield found
-                continue
-            agreement = map_agreement(values[0][i], values[1][j], maps[0].affine)
-            if first.legends()[i].words != second.legends()[j].words:  # such as a change of the score and a variance
-                agreement = replace(agreement, difference=math.nan)
-            yield replace(found, agreement=agreement)
+        for words in dict.fromkeys([*ours.places, *theirs.places]):
+            if words in ours.places and words in theirs.places:
+                yield _compared(ours, theirs, words, run)
+            else:
+                owner = self.names[0] if words in ours.places else run
+                yield Compared(ours.case.case, run, words, problem=f"only {owner} explains {words}")
 
 
-def _opened(case: CaseFiles | None, run: str) -> MapFile:
+@dataclass(frozen=True)
+class _Maps:
+    """The maps of a case in a run: their file, small pictures of the first of them, and their places, by what they
+    explain.
+    """
+
+    case: CaseFiles
+    file: MapFile
+    pictures: Sequence[bytes]
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """``(K, *spatial)``."""
+        return self.file.read()
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """By the class's number: one run may know names that another does not."""
+        return {class_words({**row, "class_name": ""}): place for place, row in enumerate(self.case.rows)}
+
+
+def _opened(case: CaseFiles | None, run: str, scales: Mapping[str, float]) -> _Maps:
     """The maps of a case in a run; a ValueError with the reason if it has none."""
     if case is None:
         raise ValueError(f"not in {run}")
     if case.failure is not None and not case.rows:
         raise ValueError(f"failed in {run}: {case.failure.get('error', '')}")
-    return case.open_maps()[0]
+    pictures = [] if case.kept is None else Shown.of(case, scales).thumbnails()
+    return _Maps(case, case.open_maps()[0], pictures)
 
 
-def _unnamed(row: Row) -> str:
-    """The class of a row by its number: one run may know names that another does not."""
-    return class_words({**row, "class_name": ""})
+def _compared(ours: _Maps, theirs: _Maps, words: str, run: str) -> Compared:
+    """Compare the maps of two runs that explain the same class and channel."""
+    i, j = ours.places[words], theirs.places[words]
+    rows = ours.case.rows[i], theirs.case.rows[j]
+    pictures = [*ours.pictures[i : i + 1], *theirs.pictures[j : j + 1]]
+    problem = _difference(*rows)
+    agreement = None
+    if not problem:
+        agreement = map_agreement(ours.values[i], theirs.values[j], ours.file.affine)
+        meanings = [legend.words for legend in (*ours.case.legends[i : i + 1], *theirs.case.legends[j : j + 1])]
+        if len({*meanings}) > 1:  # such as a change of the score and a variance
+            agreement = replace(agreement, difference=math.nan)
+    return Compared(ours.case.case, run, words, rows, agreement, problem, pictures)
 
 
 def _difference(first: Row, second: Row) -> str:
     """Why two maps are not of one score of one scan; empty where they are."""
-    for key, what in (("scan", "scans"), ("quantity", "scores"), ("unit", "scores")):
-        ours, theirs = first.get(key, ""), second.get(key, "")
-        if ours != theirs and (key != "scan" or (ours and theirs)):
-            return f"the {what} differ: `{key}` is {ours!r} and {theirs!r}"
+    for column, what in (("scan", "scans"), ("quantity", "scores"), ("unit", "scores")):
+        ours, theirs = first.get(column, ""), second.get(column, "")
+        is_known = column != "scan" or (ours and theirs)
+        if ours != theirs and is_known:
+            return f"the {what} differ: `{column}` is {ours!r} and {theirs!r}"
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,56 +44,62 @@ class Plot:
     ticks: tuple[Sequence[tuple[float, str]], Sequence[tuple[float, str]]]
 
 
+@dataclass(frozen=True)
+class _Axis:
+    """A column of ``summary.csv`` as an axis: its words, and its limits, by default the lowest and highest value."""
+
+    column: str
+    words: str
+    limits: tuple[float, float] | None = None
+
+    def value(self, row: Row) -> float:
+        """The value of a row; nan where it has none."""
+        text = row.get(self.column) or "nan"
+        return float({"True": "1", "False": "0"}.get(text, text))
+
+    def placed(self, values: Sequence[float], digits: int) -> tuple[list[float], list[tuple[float, str]]]:
+        """The places of values in [0, 1], and three ticks."""
+        low, high = self.limits or (min(values, default=0.0), max(values, default=0.0))
+        if high <= low:
+            margin = abs(low) or 1.0
+            low, high = low - margin, high + margin
+        ticks = [(share, number(low + share * (high - low), digits)) for share in (0.0, 0.5, 1.0)]
+        return [(value - low) / (high - low) for value in values], ticks
+
+
+_SCORE = _Axis("score", "score")
+
+
 def cohort_plots(cohort: Cohort) -> list[Plot]:
     """The plots of a cohort that have points: score and peak for each unit, agreement with the label, and cost."""
-    rows = [(row, case.id, place) for case in cohort.cases for place, row in enumerate(case.rows)]
-    found = []
-    for unit in dict.fromkeys(row.get("unit", "") for row, *_ in rows):
-        own = [each for each in rows if each[0].get("unit", "") == unit]
-        found.append(_plot("Score and peak", own, ("score", "score"), ("peak_saliency", f"peak ({unit or 'score'})")))
-    agreement = next((name for name in _AGREEMENT if any(row.get(name) for row, *_ in rows)), None)
-    if agreement is not None:
-        up = (agreement, _AGREEMENT[agreement])
-        found.append(_plot("Agreement with the label", rows, ("score", "score"), up, (0.0, 1.0)))
-    found.append(_plot("Cost of this run", rows, ("forwards", "forwards"), ("seconds", "seconds")))
-    return [plot for plot in found if plot.points]
+    maps = [(case.id, place, row) for case in cohort.cases for place, row in enumerate(case.rows)]
+    plots = []
+    for unit in dict.fromkeys(row.get("unit", "") for *_, row in maps):
+        of_unit = [each for each in maps if each[2].get("unit", "") == unit]
+        plots.append(_plot("Score and peak", of_unit, _SCORE, _Axis("peak_saliency", f"peak ({unit or 'score'})")))
+    for column, words in _AGREEMENT.items():
+        if any(row.get(column) for *_, row in maps):
+            plots.append(_plot("Agreement with the label", maps, _SCORE, _Axis(column, words, (0.0, 1.0))))
+            break
+    plots.append(_plot("Cost of this run", maps, _Axis("forwards", "forwards"), _Axis("seconds", "seconds")))
+    return [plot for plot in plots if plot.points]
 
 
-def _plot(
-    title: str,
-    rows: Sequence[tuple[Row, str, int]],
-    across: tuple[str, str],
-    up: tuple[str, str],
-    limits: tuple[float, float] | None = None,
-) -> Plot:
-    """A plot of two columns, each given with its words; ``limits`` are of the second one."""
-    kept = [each for each in rows if each[0].get(across[0]) and each[0].get(up[0])]
-    values = np.array([[_value(row[name]) for name, _ in (across, up)] for row, *_ in kept]).reshape(-1, 2)
-    kept = [each for each, is_finite in zip(kept, np.isfinite(values).all(axis=1), strict=True) if is_finite]
-    values = values[np.isfinite(values).all(axis=1)]
-    (x, x_ticks), (y, y_ticks) = _placed(values[:, 0]), _placed(values[:, 1], limits, 2)
+def _plot(title: str, maps: Sequence[tuple[str, int, Row]], across: _Axis, up: _Axis) -> Plot:
+    """A plot of maps, each given by its case's id, its place in the case, and its row."""
+    drawn = [each for each in maps if math.isfinite(across.value(each[2])) and math.isfinite(up.value(each[2]))]
+    lefts, x_ticks = across.placed([across.value(row) for *_, row in drawn], 3)
+    heights, y_ticks = up.placed([up.value(row) for *_, row in drawn], 2)
     points = []
-    for (row, name, place), left, height in zip(kept, x, y, strict=True):
-        figures = ", ".join(f"{words} {number(row[column])}" for column, words in (across, up))
-        address = f"cases/{name}.html" + f"#map={place}" * bool(place)
-        words = f"{row['case']}, {class_words(row)}: {figures}"
-        points.append(Point(left, height, address, words, bool(row["verdict"])))
-    return Plot(title, across[1], up[1], points, (x_ticks, y_ticks))
-
-
-def _value(text: str) -> float:
-    return float({"True": "1", "False": "0"}.get(text, text))
-
-
-def _placed(
-    values: np.ndarray, limits: tuple[float, float] | None = None, digits: int = 3
-) -> tuple[list[float], list[tuple[float, str]]]:
-    """Values in [0, 1] between two limits, by default the lowest and the highest value, and three ticks."""
-    low, high = limits or ((float(values.min()), float(values.max())) if values.size else (0.0, 1.0))
-    if high <= low:
-        low, high = low - (abs(low) or 1.0), high + (abs(low) or 1.0)
-    ticks = [(share, number(low + share * (high - low), digits)) for share in (0.0, 0.5, 1.0)]
-    return ((values - low) / (high - low)).tolist(), ticks
+    for (case, place, row), left, height in zip(drawn, lefts, heights, strict=True):
+        address = f"cases/{case}.html"
+        if place:
+            address += f"#map={place}"
+        figures = ", ".join(f"{axis.words} {number(row[axis.column])}" for axis in (across, up))
+        points.append(
+            Point(left, height, address, f"{row['case']}, {class_words(row)}: {figures}", bool(row["verdict"]))
+        )
+    return Plot(title, across.words, up.words, points, (x_ticks, y_ticks))
 
 
 # Curves. --------------------------------------------------------------------------------------------------------------
@@ -114,15 +121,15 @@ _LINES = {
 
 def curve_charts(rows: Sequence[Row], element: str = "voxel") -> list[tuple[str, list[str]]]:
     """The insertion and deletion curves of a case's maps: the words of each map, and its drawings as addresses."""
-    found = []
+    charts = []
     for row in rows:
         try:
             curves = json.loads(row.get("trust_curves") or "{}")
         except ValueError:  # a cell that was too long for the table is cut
             continue
         if drawings := [_drawing(kind, curves[kind], row, element) for kind in _KINDS if kind in curves]:
-            found.append((class_words(row), drawings))
-    return found
+            charts.append((class_words(row), drawings))
+    return charts
 
 
 def _drawing(kind: str, lines: Mapping[str, Any], row: Row, element: str) -> str:

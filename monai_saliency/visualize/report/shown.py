@@ -14,16 +14,9 @@ import nibabel as nib
 import numpy as np
 
 from monai_saliency.utils.arguments import require
-from monai_saliency.visualize.legend import (
-    COLD,
-    WARM,
-    Legend,
-    blended,
-    focus_voxel,
-    gray_window,
-    rounded_up,
-)
-from monai_saliency.visualize.report.cases import CaseFiles, KeptScan, class_words
+from monai_saliency.visualize.legend import COLD, WARM, Legend, blended, focus_voxel, gray_window, rounded_up
+from monai_saliency.visualize.report.cases import CaseFiles, class_words
+from monai_saliency.visualize.report.kept_scan import KeptScan
 
 __all__ = ["Shown"]
 
@@ -50,46 +43,49 @@ class _Layer:
 
 @dataclass(frozen=True)
 class Shown:
-    """The maps of a case over its scan; without a scan, ``kept`` holds only the places of the voxels."""
+    """The maps of a case over its scan."""
 
     case: str
     kept: KeptScan
-    has_scan: bool
     layers: Sequence[_Layer]
 
     @classmethod
     def of(cls, case: CaseFiles, scales: Mapping[str, float]) -> Shown:
-        """Read the maps of a case; ``scales`` are the largest values, by the meaning of the values."""
+        """Read the maps of a case; ``scales`` are the largest values, by the meaning of the values.
+
+        Raises:
+            ValueError: when its scan was not kept, or lies on another grid than its maps.
+        """
+        kept = case.kept
+        if kept is None:
+            raise ValueError("its scan was not kept (report: false), so explain it again with report: true")
         file, error_file = case.open_maps()
-        legends, kept = case.legends(), case.kept
-        has_scan = kept is not None and kept.lies_on(file.shape, file.affine)
-        if kept is None or not has_scan:
-            nothing = np.zeros(file.shape, np.float32)
-            layers = file.count * (1 if error_file is None else 2)
-            kept = KeptScan.of(case.case, nothing, file.read(), file.affine, legends, layers=layers)
-        maps = np.nan_to_num(file.read(kept.part), posinf=0, neginf=0)
-        errors: Any = [None] * file.count
-        if error_file is not None:
-            errors = np.nan_to_num(error_file.read(kept.part), posinf=0, neginf=0)
-        found = []
-        for row, legend, values, error in zip(case.rows, legends, maps, errors, strict=True):
-            scale, coloured = scales.get(legend.words, legend.scale), legend.coloured(values, error)
-            coloured &= not row["verdict"]  # which is of all voxels
-            focus = focus_voxel(values, coloured)
-            found.append(_Layer(class_words(row), values, error, legend, scale, coloured, focus, row["verdict"]))
-        return cls(case.case, kept, has_scan, found)
+        if kept.shape != file.shape or not np.allclose(kept.affine, file.affine, rtol=1e-4, atol=1e-3):
+            raise ValueError("its scan was kept in an earlier run, on another grid, so explain it again")
+        maps = _finite(file.read(kept.part))
+        errors: Any = [None] * file.count if error_file is None else _finite(error_file.read(kept.part))
+        layers = []
+        for row, legend, values, error in zip(case.rows, kept.legends, maps, errors, strict=True):
+            coloured = legend.coloured(values, error)
+            if row["verdict"]:  # which is of all voxels
+                coloured[:] = False
+            scale, focus = scales[legend.words], focus_voxel(values, coloured)
+            layers.append(_Layer(class_words(row), values, error, legend, scale, coloured, focus, row["verdict"]))
+        return cls(case.case, kept, layers)
 
     def data(self) -> dict[str, Any]:
         """The data of ``assets/case.js``."""
         kept, values, dims = self.kept, self.kept.values, len(self.kept.shape)
         is_ct = dims == 3 and kept.step >= 1 and values.min() <= _AIR and np.percentile(values, 99.9) >= _BONE
         turn = nib.io_orientation(kept.affine if dims == 3 else np.eye(3))
+        # For x, y and z: the axis of the file that is nearest, and whether it runs the other way.
+        axes = [[axis, bool(turn[axis, 1] < 0)] for axis in np.argsort(turn[:, 0]).tolist()]
         return {
             "case": self.case,
-            "scan": _embedded(kept, kept.codes, kept.step, kept.low) if self.has_scan else None,
+            "scan": _embedded(kept, kept.codes, kept.step, kept.low),
             "window": list(map(float, self._window)),
-            "gray": self.has_scan and kept.codes.ndim == dims,
-            "hounsfield": bool(self.has_scan and is_ct),
+            "gray": kept.codes.ndim == dims,
+            "hounsfield": bool(is_ct),
             "label": None if kept.label is None else _embedded(kept, kept.label),
             "maps": [self._map_data(layer) for layer in self.layers],
             "colours": {"cold": COLD, "warm": WARM},
@@ -99,8 +95,7 @@ class Shown:
             "affine": kept.affine.tolist(),
             "inverse": np.linalg.inv(kept.affine).tolist(),
             "spacing": np.linalg.norm(kept.affine[:3, :dims], axis=0).tolist(),
-            # For x, y and z: the axis of the file that is nearest, and whether it runs the other way.
-            "axes": [[axis, bool(turn[axis, 1] < 0)] for axis in np.argsort(turn[:, 0]).tolist()],
+            "axes": axes,
             "rowsDown": kept.rows_down,
             "step": kept.step,
         }
@@ -113,7 +108,7 @@ class Shown:
 
     @cached_property
     def _window(self) -> tuple[float, float]:
-        return gray_window(self.kept.values) if self.has_scan else (0.0, 1.0)
+        return gray_window(self.kept.values)
 
     def _map_data(self, layer: _Layer) -> dict[str, Any]:
         error, legend = layer.error, layer.legend
@@ -132,9 +127,15 @@ class Shown:
         }
 
 
+def _finite(maps: np.ndarray) -> np.ndarray:
+    """Maps with 0 in place of what is not a finite number."""
+    return np.nan_to_num(maps, posinf=0, neginf=0)
+
+
 def _encoded(kept: KeptScan, values: np.ndarray) -> str:
     """A map in int16, in steps of a thousandth of its largest absolute value."""
-    step = float(np.float32(np.abs(values).max(initial=0) / _LEVELS)) or 1.0
+    largest = np.abs(values).max(initial=0)
+    step = float(np.float32(largest / _LEVELS)) or 1.0
     return _embedded(kept, np.rint(values / step).astype(np.int16), step)
 
 
@@ -152,18 +153,25 @@ def _embedded(kept: KeptScan, codes: np.ndarray, step: float = 1.0, low: float =
 
 def _thumbnail(kept: KeptScan, gray: np.ndarray, layer: _Layer) -> bytes:
     """The plane through the focus as a PNG file: axial, from the feet's side up, or the 2D image."""
-    parts = [gray, layer.values, layer.coloured]
-    sizes = np.linalg.norm(kept.affine[:3, : len(kept.shape)], axis=0) * kept.stride
+    spacing = np.linalg.norm(kept.affine[:3, : len(kept.shape)], axis=0) * kept.stride
+    scan, values, coloured = gray, layer.values, layer.coloured
     if len(kept.shape) == 3:
         turn = nib.io_orientation(kept.affine)
-        nearest = np.argsort(turn[:, 0])
-        plane = layer.focus[nearest[2]]
-        parts = [nib.apply_orientation(part.take([plane], nearest[2]), turn)[:, :, 0] for part in parts]
-        sizes = sizes[nearest[:2]]
-    # Columns to the right, rows down.
-    scan, values, coloured = (np.swapaxes(part, 0, 1)[:: 1 if kept.rows_down else -1] for part in parts)
-    image = require("PIL.Image", extra="bundle").fromarray(blended(scan, values, coloured, layer.scale))
-    width = round(_THUMBNAIL * image.width * sizes[0] / (image.height * sizes[1]))
+        across, down, through = np.argsort(turn[:, 0])
+        spacing = spacing[[across, down]]
+        plane = [layer.focus[through]]
+        scan, values, coloured = (
+            nib.apply_orientation(volume.take(plane, through), turn)[:, :, 0] for volume in (scan, values, coloured)
+        )
+    picture = blended(_upright(scan, kept), _upright(values, kept), _upright(coloured, kept), layer.scale)
+    image = require("PIL.Image", extra="bundle").fromarray(picture)
+    width = round(_THUMBNAIL * image.width * spacing[0] / (image.height * spacing[1]))
     file = io.BytesIO()
     image.resize((max(1, min(2 * _THUMBNAIL, width)), _THUMBNAIL), resample=0).save(file, format="png")
     return file.getvalue()
+
+
+def _upright(plane: np.ndarray, kept: KeptScan) -> np.ndarray:
+    """A plane ``(columns, rows)`` of a scan as a picture ``(rows, columns)``, whose rows count downwards."""
+    picture = np.swapaxes(plane, 0, 1)
+    return picture if kept.rows_down else picture[::-1]

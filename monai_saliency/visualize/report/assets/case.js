@@ -187,12 +187,10 @@ class CasePage {
     const rows = [[dims < 3 ? "pixel" : "voxel", inFile(voxel).join(", ")]];
     if (!page.rowsDown) rows.unshift(["mm", mm.join(", ")]); // a photograph lies in no scanner
     const scan = this.viewer.scan;
-    if (scan !== null) {
-      const count = this.viewer.size.slice(0, dims).reduce((a, b) => a * b, 1);
-      const colours = scan.codes.length / count;
-      const values = [...Array(colours).keys()].map((c) => scan.low + scan.step * scan.codes[index + c * count]);
-      rows.push(["scan", values.map((v) => brief(v, 4)).join(", ") + (page.hounsfield ? " HU" : "")]);
-    }
+    const count = this.viewer.size.slice(0, dims).reduce((a, b) => a * b, 1);
+    const colours = scan.codes.length / count;
+    const values = [...Array(colours).keys()].map((c) => scan.low + scan.step * scan.codes[index + c * count]);
+    rows.push(["scan", values.map((v) => brief(v, 4)).join(", ") + (page.hounsfield ? " HU" : "")]);
     const map = await this.volume(this.choice.map, "map");
     const error = await this.volume(this.choice.map, "error");
     rows.push(["map", brief(map.step * map.codes[index], 4)]);

@@ -6,7 +6,7 @@ async function makeViewer(page, decode, colour) {
   const [columns, rows] = map.size;
   const viewer = {
     size: map.size,
-    scan: page.scan === null ? null : await decode(page.scan),
+    scan: await decode(page.scan),
     label: page.label === null ? null : await decode(page.label),
     onMove: () => {},
   };
@@ -32,16 +32,16 @@ async function makeViewer(page, decode, colour) {
     const image = pen.createImageData(columns, rows);
     const [low, high] = state.window;
     const scan = viewer.scan;
-    const isColour = scan !== null && scan.codes.length === 3 * columns * rows;
+    const isColour = scan.codes.length === 3 * columns * rows;
     for (let line = 0, out = 0; line < rows; line++) {
       for (let x = 0; x < columns; x++, out += 4) {
         const i = x + columns * turned(line);
         const strength = state.strengths[i];
         const hue = strength === 0 ? null : tables[strength < 0 ? 1 : 0][Math.round(1000 * Math.abs(strength))];
         for (let c = 0; c < 3; c++) {
-          let value = 0;
+          let value;
           if (isColour) value = scan.codes[i + c * columns * rows];
-          else if (scan !== null) value = (255 * (scan.low + scan.step * scan.codes[i] - low)) / (high - low);
+          else value = (255 * (scan.low + scan.step * scan.codes[i] - low)) / (high - low);
           value = Math.min(255, Math.max(0, value));
           if (hue !== null) value += state.opacity * (hue[c] - value);
           image.data[out + c] = value;

@@ -6,7 +6,7 @@ async function makeViewer(page, decode, colour) {
   const map = await decode(page.maps[0].volume);
   const viewer = {
     size: map.size,
-    scan: page.scan === null ? null : await decode(page.scan),
+    scan: await decode(page.scan),
     label: page.label === null ? null : await decode(page.label),
     onMove: () => {},
   };
@@ -28,9 +28,8 @@ async function makeViewer(page, decode, colour) {
   await nv.attachToCanvas(document.getElementById("stage"));
 
   const named = (name, codes) => ({ base64: codes, name: `${name}.nii.gz` });
-  const scan = await NVImage.loadFromBase64({ ...named("scan", page.scan ?? page.maps[0].volume), colormap: "gray" });
-  if (page.scan === null) scan.img = new Int16Array(scan.img.length);
-  [scan.cal_min, scan.cal_max] = page.scan === null ? [0, 1] : page.window;
+  const scan = await NVImage.loadFromBase64({ ...named("scan", page.scan), colormap: "gray" });
+  [scan.cal_min, scan.cal_max] = page.window;
   nv.addVolume(scan);
 
   // A colour map that takes strengths, the square roots of values: so it is linear, and 0 is clear.
