@@ -12,8 +12,8 @@ module          transforms
                 :func:`save_parametric_map`, and for viewers without these
                 :func:`save_segmentation` and :func:`save_secondary_capture`
 ``save_bids``   :class:`SaveBidsd`: write the maps of a BIDS dataset as a BIDS derivative
-``regions``     :class:`SaveRegionsd`: the table of the regions that masks hide, and
-                :class:`SaveLabelRegionsd`: of the maps' means in the regions of label maps
+``regions``     :class:`SaveRegionsd`: tables of the regions that masks hide, and of the
+                maps' means in the regions of label maps
 ``writers``     :func:`case_writers`: the list of all that is written for a case
 ==============  ===================================================================================
 """
@@ -21,7 +21,7 @@ module          transforms
 from .check import CheckScand
 from .label_maps import LoadRegionsd
 from .nnunet import NNUNetPreprocessd
-from .regions import SaveLabelRegionsd, SaveRegionsd
+from .regions import SaveRegionsd
 from .saliency import Saliency, Saliencyd
 from .save import SaveSaliencyd
 from .save_bids import SaveBidsd
@@ -36,7 +36,6 @@ __all__ = [
     "Saliencyd",
     "SaveBidsd",
     "SaveDicomd",
-    "SaveLabelRegionsd",
     "SaveRegionsd",
     "SaveSaliencyd",
     "case_writers",

@@ -1,4 +1,4 @@
-"""Tables of a case's maps in regions: in the regions that its masks hide, and in the regions of its label map."""
+"""Tables of a case's maps in regions: in those that its masks hide, and in those of its label map."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from monai.config import KeysCollection
-from monai.transforms import MapTransform
+from monai.transforms import Transform
 from monai.utils import CommonKeys
 
 from monai_saliency.estimators.shapley import shapley_values
@@ -17,8 +16,9 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.tables import LABEL_REGION_COLUMNS, REGION_COLUMNS, CaseTable
 from monai_saliency.transforms.save import LABEL_KEY
 from monai_saliency.utils.affines import image_spacing
+from monai_saliency.utils.arguments import a_path
 
-__all__ = ["SaveLabelRegionsd", "SaveRegionsd", "label_region_rows", "region_rows"]
+__all__ = ["SaveRegionsd", "label_region_rows", "region_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,137 +26,108 @@ logger = logging.getLogger(__name__)
 _LARGEST = 100_000
 
 
-class SaveRegionsd(MapTransform):
-    """Adds a case's regions to a CSV table: the map's value and the volume of each region.
+class SaveRegionsd(Transform):
+    """Writes a case's regions into two CSV tables in the output folder.
 
-    The columns are described in :func:`region_rows`. A case whose masks are not made of regions has no rows.
+    ``regions.csv`` has the map's value and the volume of each region that its masks hide (:func:`region_rows`);
+    ``label_regions.csv`` the map's mean in each region of its label map, for any method (:func:`label_region_rows`).
+    The label map is the one under ``"label_on_map"``, which :class:`~monai_saliency.transforms.SaveSaliencyd` finds for
+    a picture or a report. A case whose masks are not made of regions, or without a label map, has no rows there.
 
     Args:
-        path: the table's file, such as ``regions.csv``.
-        keys: the keys of the :class:`~monai_saliency.Explanation` objects.
+        output_dir: the output folder.
         names: the regions' names, by label; None for no names.
+        key: the key of the maps ``(K, *spatial)``.
         image_key: the key of the explained image, for its voxel sizes.
-        cases: the names of the cohort's cases. Rows of other cases are removed from the table. None keeps all rows.
-        allow_missing_keys: whether items may lack a key.
+        cases: the names of the cohort's cases. Rows of other cases are removed from the tables. None keeps all rows.
 
     Example::
 
-        SaveRegionsd("regions.csv")({"explanation": explanation, "image": image, "case": "a"})
-    """
-
-    def __init__(
-        self,
-        path: str | Path,
-        keys: KeysCollection = "explanation",
-        names: Mapping[Any, str] | None = None,
-        image_key: str = CommonKeys.IMAGE,
-        cases: Sequence[str] | None = None,
-        allow_missing_keys: bool = False,
-    ) -> None:
-        super().__init__(keys, allow_missing_keys)
-        self.table = CaseTable(path, cases, REGION_COLUMNS)
-        self.names = names
-        self.image_key = image_key
-
-    def __call__(self, data: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
-        for key in self.key_iterator(dict(data)):
-            if data[key].masks.regions is None:
-                self.withdraw(data[key].name)
-            else:
-                self.table.add(region_rows(data[key], image_spacing(data[self.image_key][None]), self.names))
-        return data
-
-    def withdraw(self, case: str) -> None:
-        """Remove the rows of a case, which an earlier run may have written."""
-        if self.table.path.exists():
-            self.table.replace({case})
-
-
-def region_rows(
-    explanation: Explanation, spacing: Sequence[float] | None = None, names: Mapping[Any, str] | None = None
-) -> list[dict[str, Any]]:
-    """The values of the regions in the maps of a case, as rows with :data:`REGION_COLUMNS`: ``saliency`` in the score's
-    unit, the volume in ml on the grid that the network sees; ``kind`` is ``region``. Numbers of the case that were
-    hidden too follow, with the ``kind`` ``number``, their ``value`` and ``baseline``.
-    """
-    regions = explanation.masks.regions
-    if regions is None:
-        raise ValueError("the masks are not made of regions, so no region has a value: use RegionMasks")
-    named = {int(label): name for label, name in (names or {}).items()}
-    index = regions.index.flatten().cpu()
-    counts = index.bincount(minlength=len(regions.values) + 1)
-    # A region of a 2D image has no volume.
-    voxel = float(np.prod(spacing)) / 1000 if spacing is not None and len(spacing) == 3 else None
-    rows = []
-    for (label, channel, _), saliency in zip(explanation.explained, explanation.saliency, strict=True):
-        # The map is constant inside a region, so the mean is its value there.
-        values = index.bincount(saliency.flatten().cpu().double(), minlength=len(counts)) / counts
-        for place, region in enumerate(regions.values, start=1):
-            volume = "" if voxel is None else round(int(counts[place]) * voxel, 6)
-            where = "" if channel is None else channel
-            name = named.get(int(region), "")
-            cells = explanation.name, label, where, "region", region, name, float(values[place]), volume, "", ""
-            rows.append(dict(zip(REGION_COLUMNS, cells, strict=True)))
-    return [*rows, *_number_rows(explanation)]
-
-
-def _number_rows(explanation: Explanation) -> list[dict[str, Any]]:
-    """The Shapley values of a case's numbers, for each score."""
-    if not (numbers := explanation.masks.numbers):
-        return []
-    found, rows = shapley_values(explanation), []
-    for place, label in enumerate(explanation.target.labels):
-        values = found.table(place)
-        for name, (value, baseline) in numbers.items():
-            cells = explanation.name, label, "", "number", "", name, values[name], "", value, baseline
-            rows.append(dict(zip(REGION_COLUMNS, cells, strict=True)))
-    return rows
-
-
-class SaveLabelRegionsd(MapTransform):
-    """Adds the mean of a case's maps in each region of its label map to a CSV table, for any method.
-
-    The columns are described in :func:`label_region_rows`. The label map is the one under ``"label_on_map"``, which
-    :class:`~monai_saliency.transforms.SaveSaliencyd` finds for a picture or a report. A case without one has no rows.
-
-    Args:
-        keys: the keys of the maps ``(K, *spatial)``.
-        path: the table's file, such as ``label_regions.csv``.
-        names: the regions' names, by label; None for no names.
-        cases: the names of the cohort's cases. Rows of other cases are removed from the table. None keeps all rows.
-        allow_missing_keys: whether items may lack a key.
-
-    Example::
-
-        SaveLabelRegionsd("saliency", "label_regions.csv")(
-            {"saliency": maps, "label_on_map": organs, "explanation": explanation, "case": "a"}
+        SaveRegionsd("maps")(
+            {"case": "a", "image": image, "saliency": maps, "explanation": explanation, "label_on_map": organs}
         )
     """
 
     def __init__(
         self,
-        keys: KeysCollection,
-        path: str | Path,
+        output_dir: str | Path,
         names: Mapping[Any, str] | None = None,
+        key: str = "saliency",
+        image_key: str = CommonKeys.IMAGE,
         cases: Sequence[str] | None = None,
-        allow_missing_keys: bool = False,
     ) -> None:
-        super().__init__(keys, allow_missing_keys)
-        self.table = CaseTable(path, cases, LABEL_REGION_COLUMNS)
+        folder = a_path("output_dir", output_dir)
+        self.hidden = CaseTable(folder / "regions.csv", cases, REGION_COLUMNS)
+        self.labelled = CaseTable(folder / "label_regions.csv", cases, LABEL_REGION_COLUMNS)
         self.names = names
+        self.key = key
+        self.image_key = image_key
 
     def __call__(self, data: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
-        label, explanation = data.get(LABEL_KEY), data.get("explanation")
-        for key in self.key_iterator(dict(data)):
-            case, rows = str(data["case"]), []
-            if label is not None and explanation is not None:
-                rows = label_region_rows(case, explanation, data[key].numpy(force=True), label, self.names)
-            self.table.replace({case}, rows)
+        case, explanation, label = str(data["case"]), data.get("explanation"), data.get(LABEL_KEY)
+        hidden, labelled = [], []
+        if explanation is not None and explanation.masks.regions is not None:
+            hidden = region_rows(explanation, image_spacing(data[self.image_key][None]), self.names)
+        if explanation is not None and label is not None:
+            maps = data[self.key].numpy(force=True)
+            labelled = label_region_rows(case, explanation, maps, label, self.names)
+        self.hidden.replace({case}, hidden)
+        self.labelled.replace({case}, labelled)
         return data
 
     def withdraw(self, case: str) -> None:
         """Remove the rows of a case, which an earlier run may have written."""
-        self.table.replace({case})
+        self.hidden.replace({case})
+        self.labelled.replace({case})
+
+
+def region_rows(
+    explanation: Explanation, spacing: Sequence[float] | None = None, names: Mapping[Any, str] | None = None
+) -> list[dict[str, Any]]:
+    """The values of the regions in the maps of a case whose masks are made of regions, as rows with
+    :data:`REGION_COLUMNS`: ``saliency`` in the score's unit, the volume in ml on the grid that the network sees;
+    ``kind`` is ``region``. Numbers of the case that were hidden too follow, with the ``kind`` ``number``, their
+    ``value`` and ``baseline``.
+    """
+    regions = explanation.masks.regions
+    assert regions is not None
+    named = {int(label): name for label, name in (names or {}).items()}
+    index = regions.index.flatten().cpu()
+    counts = index.bincount(minlength=len(regions.values) + 1)
+    has_volume = spacing is not None and len(spacing) == 3  # a region of a 2D image has none
+    volumes = (counts * float(np.prod(spacing or 0)) / 1000).double().tolist()
+    rows = []
+    for (label, channel, _), saliency in zip(explanation.explained, explanation.saliency, strict=True):
+        # The map is constant inside a region, so the mean is its value there.
+        means = index.bincount(saliency.flatten().cpu().double(), minlength=len(counts)) / counts
+        for place, region in enumerate(regions.values, start=1):
+            rows.append(
+                {
+                    "case": explanation.name,
+                    "class": label,
+                    "channel": channel,
+                    "kind": "region",
+                    "region": region,
+                    "name": named.get(int(region), ""),
+                    "saliency": float(means[place]),
+                    "volume_ml": round(volumes[place], 6) if has_volume else "",
+                }
+            )
+    return rows + _number_rows(explanation)
+
+
+def _number_rows(explanation: Explanation) -> list[dict[str, Any]]:
+    """The Shapley values of a case's numbers, for each score."""
+    numbers = explanation.masks.numbers
+    if not numbers:
+        return []
+    shapley, rows = shapley_values(explanation), []
+    for place, label in enumerate(explanation.target.labels):
+        values = shapley.table(place)
+        for name, (value, baseline) in numbers.items():
+            row = {"case": explanation.name, "class": label, "kind": "number", "name": name, "saliency": values[name]}
+            rows.append(row | {"value": value, "baseline": baseline})
+    return rows
 
 
 def label_region_rows(
@@ -175,14 +146,24 @@ def label_region_rows(
         logger.warning("case %s: its label map does not hold numbers of regions, so they have no means", case)
         return []
     named = {0: "outside", **{int(region): name for region, name in (names or {}).items()}}
-    index, counts = regions.ravel(), np.bincount(regions.ravel())
+    index = regions.ravel()
+    counts = np.bincount(index)
     rows = []
     for (explained, channel, _), saliency in zip(explanation.explained, maps, strict=True):
         sums = np.bincount(index, saliency.ravel())
         positive = np.bincount(index, np.maximum(saliency.ravel(), 0))
+        total = positive.sum()
         for region in np.flatnonzero(counts).tolist():
-            mass = positive[region] / positive.sum() if positive.sum() else ""
-            where = "" if channel is None else channel
-            cells = region, named.get(region, ""), sums[region] / counts[region], mass, counts[region]
-            rows.append(dict(zip(LABEL_REGION_COLUMNS, (case, explained, where, *cells), strict=True)))
+            rows.append(
+                {
+                    "case": case,
+                    "class": explained,
+                    "channel": channel,
+                    "region": region,
+                    "name": named.get(region, ""),
+                    "saliency": sums[region] / counts[region],
+                    "mass": positive[region] / total if total else "",
+                    "voxels": counts[region],
+                }
+            )
     return rows

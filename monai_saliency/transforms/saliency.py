@@ -59,44 +59,24 @@ class Saliency(Transform, RandomizableTrait):
     def __call__(
         self, img: Any, labels: torch.Tensor | None = None, held: Mapping[str, Any] | None = None
     ) -> MetaTensor:
-        """The map ``(K, *spatial)`` (``(K * C, *spatial)`` where channels have masks of their own) of an image
-        ``(C, *spatial)``, array or tensor.
-        """
-        return self.explain(img, labels, held)[0]
-
-    def explain(
-        self,
-        img: Any,
-        labels: torch.Tensor | None = None,
-        held: Mapping[str, Any] | None = None,
-        standard_error: bool = False,
-    ) -> tuple[MetaTensor, MetaTensor | None]:
-        """The map of an image, and how far each voxel of it is off by the choice of masks.
+        """The map of an image.
 
         Args:
-            img: the image.
+            img: the image ``(C, *spatial)``, array or tensor.
             labels: its label map ``(1, *spatial)``, for masks and targets that are made of regions.
             held: the network's other inputs of this image, without a batch axis, by the names that the inferer's
                 ``inputs`` passes them on by.
-            standard_error: whether to compute the second, from the scores and without extra forwards, in about five
-                times the time of rendering the masks.
 
         Returns:
-            the map as :meth:`__call__` returns it, and its standard error, of the same shape
-            (:attr:`~monai_saliency.Explanation.standard_error`); None if there is none, or none was asked for.
+            the map ``(K, *spatial)``, or ``(K * C, *spatial)`` where channels have masks of their own.
         """
         image = convert_to_tensor(img, track_meta=True)
-        batch = image[None]
-        batch = batch if self.device is None else batch.to(self.device)
+        batch = image[None] if self.device is None else image[None].to(self.device)
         others = {name: convert_to_tensor(value, device=batch.device)[None] for name, value in (held or {}).items()}
-        inputs = self.inferer.inputs.join(batch, others)
         case = Case.of(image[None], name=case_name(image), file=image_file(image), labels=labels)
+        inputs = self.inferer.inputs.join(batch, others)
         (explanation,) = self.inferer.explain(inputs, self.network, cases=[case])
-        error = explanation.standard_error if standard_error else None
-        return (
-            with_meta_of(image, explanation.saliency.to(image.device)),
-            None if error is None else with_meta_of(image, error.to(image.device)),
-        )
+        return with_meta_of(image, explanation.saliency.to(image.device))
 
 
 class Saliencyd(MapTransform, RandomizableTrait):
@@ -112,8 +92,6 @@ class Saliencyd(MapTransform, RandomizableTrait):
         held_keys: where an item holds the network's other inputs, which stay as they are; they are passed on under
             these names, see the inferer's ``inputs``.
         allow_missing_keys: don't raise for a key that an item lacks.
-        standard_error_names: where the maps' standard errors go, one for each key; by default they are not computed. An
-            item whose map has none, such as a map of windows, lacks the key.
 
     Example::
 
@@ -139,28 +117,19 @@ class Saliencyd(MapTransform, RandomizableTrait):
         label_key: str | None = None,
         held_keys: KeysCollection = (),
         allow_missing_keys: bool = False,
-        standard_error_names: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
         self.label_key = label_key
         self.held_keys = ensure_tuple(held_keys)
-        self.names = tuple(f"{key}_saliency" for key in self.keys) if names is None else ensure_tuple(names)
-        errors = () if standard_error_names is None else ensure_tuple(standard_error_names)
-        places = [*self.names, *errors]
-        if len(self.names) != len(self.keys) or len(set(places)) != len(self.keys) * (2 if errors else 1):
-            word = "standard_error_names" if errors else "names"
-            raise ValueError(f"`{word}` must name one place for each of the keys {self.keys}, got {places}")
-        self.standard_error_names = errors or (None,) * len(self.keys)
+        self.names = ensure_tuple([f"{key}_saliency" for key in self.keys] if names is None else names)
+        if len(set(self.names)) != len(self.keys) or len(self.names) != len(self.keys):
+            raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {[*self.names]}")
         self.saliency = Saliency(network, inferer, device)
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
-        for key, name, error_name in self.key_iterator(d, self.names, self.standard_error_names):
+        for key, name in self.key_iterator(d, self.names):
             held = {other: d[other] for other in self.held_keys}
             labels = None if self.label_key is None else d[self.label_key]
-            d[name], error = self.saliency.explain(d[key], labels, held, standard_error=error_name is not None)
-            if error_name is not None:
-                d.pop(error_name, None)
-            if error is not None:
-                d[error_name] = error
+            d[name] = self.saliency(d[key], labels, held)
         return d

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,7 @@ __all__ = ["GRID_KEY", "LABEL_KEY", "SaveSaliencyd", "error_key", "lies_on_scan"
 
 logger = logging.getLogger(__name__)
 
-#: where a case holds the image on whose grid its maps lie, if that is not the scan's
+#: where a case holds the image ``(C, *spatial)`` on whose grid its maps lie, if that is not the scan's
 GRID_KEY = "saliency_grid"
 #: where a case that was drawn, or kept for a report, holds its label map on the grid of its map, ``(*spatial)``
 LABEL_KEY = "label_on_map"
@@ -53,14 +51,41 @@ class _Grid:
     header: nib.Nifti1Header | None = None
     drawn: np.ndarray | None = None
 
+    @property
+    def drawn_affine(self) -> np.ndarray:
+        """The affine of pictures: a photograph without one has rows that count downwards."""
+        return self.affine if self.drawn is None else self.drawn
+
     def holds(self, saliency: torch.Tensor) -> bool:
         """Whether a map ``(K, *spatial)`` lies on this grid, to a thousandth of a voxel or the rounding of files."""
         shape, affine = tuple(saliency.shape[1:]), _affine(saliency)
         # A slice of its own, where MONAI keeps the affine of two axes.
         own = to_affine_nd(len(affine) - 1, self.affine)
-        voxel = float(np.linalg.norm(self.affine[:3, :3], axis=0).min())
-        near = max(1e-3 * min(voxel, 1), 1e-6 * float(np.abs(self.affine).max()))
+        voxel = nib.affines.voxel_sizes(self.affine).min()
+        near = max(1e-3 * min(voxel, 1), 1e-6 * np.abs(self.affine).max())
         return shape == self.shape[: len(shape)] and np.allclose(affine, own, rtol=0, atol=near)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The maps ``(K, *spatial)`` of a case, their standard errors, and what is shown under them."""
+
+    case: str
+    key: str
+    grid: _Grid
+    maps: np.ndarray
+    scan: np.ndarray
+    error: np.ndarray | None
+    label: np.ndarray | None
+    legends: list[Legend]
+
+    @property
+    def gray(self) -> np.ndarray:
+        """The scan ``(*spatial)``: the mean of a photograph's colours, or the first volume of a scan."""
+        spatial = self.maps.shape[1:]
+        if self.scan.ndim > len(spatial) and self.grid.header is None:
+            return self.scan.mean(axis=-1)
+        return self.scan.reshape(*spatial, -1)[..., 0]
 
 
 def error_key(key: str) -> str:
@@ -136,10 +161,11 @@ class SaveSaliencyd(MapTransform):
 
     Files of the case from an earlier run under these keys are removed, unless they are written again.
 
-    Place it after ``Invertd``: a map whose shape or affine is not the scan's is refused. A step that moves voxels
-    without recording it, such as a flip or an exchange of equal axes in a ``Lambdad``, is not noticed: use MONAI's own
-    transforms, such as ``Flipd``. For a file that nibabel cannot read,
-    such as a photograph, the grid is the one that MONAI gives it: the first axis counts the columns.
+    Place it after ``Invertd``: a map whose shape or affine is not the scan's is refused. An item with an image under
+    ``"saliency_grid"`` has its maps saved on the grid of this image instead of the scan's file. A step that moves
+    voxels without recording it, such as a flip or an exchange of equal axes in a ``Lambdad``, is not noticed: use
+    MONAI's own transforms, such as ``Flipd``. For a file that nibabel cannot read, such as a photograph, the grid is
+    the one that MONAI gives it: the first axis counts the columns.
 
     Pictures of a cohort have one scale: the score's own range where the item has its ``"explanation"`` and the target
     knows the range (1 for a probability), or ``scale``. Without either, each case has its own scale, with a note in
@@ -151,8 +177,6 @@ class SaveSaliencyd(MapTransform):
         output_dir: the output folder.
         picture: whether to draw a picture too.
         allow_missing_keys: whether items may lack a key.
-        grid_key: the key of an image ``(C, *spatial)``. Items that have it have their maps saved on the grid of this
-            image instead of the scan's file.
         scale: the largest absolute value of the pictures' colour bar, in the map's unit; see above.
         report: whether to keep, in ``views/`` below the output folder, what a report shows under the maps.
         picture_format: of the pictures, ``"png"`` or ``"svg"``.
@@ -187,7 +211,6 @@ class SaveSaliencyd(MapTransform):
         output_dir: str | Path,
         picture: bool = True,
         allow_missing_keys: bool = False,
-        grid_key: Hashable | None = None,
         scale: float | None = None,
         report: bool = False,
         picture_format: str = "png",
@@ -197,7 +220,6 @@ class SaveSaliencyd(MapTransform):
         self.report = flag("report", report)
         positive_numbers("scale", 1 if scale is None else scale)
         self.scale = scale
-        self.grid_key = grid_key
         self.output_dir = a_path("output_dir", output_dir)
         self.picture = flag("picture", picture)
         self.picture_format = check_option("picture_format", picture_format, PICTURE_FORMATS)
@@ -209,76 +231,80 @@ class SaveSaliencyd(MapTransform):
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
-        keys, written = [*self.key_iterator(d)], []
-        case = str(d.setdefault("case", scan_name(d[keys[0]]))) if keys else str(d["case"])
+        keys = [*self.key_iterator(d)]
+        if keys:
+            d.setdefault("case", scan_name(d[keys[0]]))
+        case, written = str(d["case"]), []
         for key in keys:
             grid = self._grid(d, key)
-            if not grid.holds(d[key]):
-                raise CaseError(
-                    case,
-                    f"the map of shape {tuple(d[key].shape[1:])}, affine {_affine(d[key]).round(3).tolist()}, does "
-                    f"not lie on {grid.name} {grid.shape[: d[key].ndim - 1]}, {grid.affine.round(3).tolist()}, so it "
-                    "is not saved: invert it with Invertd(transform=<the preprocessing>, orig_keys=<the image>, "
-                    "nearest_interp=False) first",
-                )
+            _check_place(case, d[key], grid)
             maps = d[key].detach().cpu().numpy().astype(np.float32)
             _check_kept(case, str(key), maps, d.get("explanation"))
-            legends = legends_of(d.get("explanation"), maps, self.scale)
-            path, picture = (self._path(case, key, ending) for ending in ("nii.gz", self.picture_format))
-            written += [path, picture] if self.picture else [path]
+            path = self._path(case, key, "nii.gz")
             with atomic_path(path) as temporary:
                 nib.save(_on_grid(grid, maps, str(key)), temporary)
-            if self.picture or self.report:
-                # A map that is not on its scan may have been moved in a way that no affine records.
-                label = None if self.grid_key in d else _label(case, d.get("label"), grid, d[key])
-                self._show(d, key, maps, grid, legends, label)
-                d |= {} if label is None else {LABEL_KEY: label}
             d[f"{key}_path"] = str(path)
+            written.append(path)
+            if self.picture or self.report:
+                shown = self._shown(d, key, grid, maps)
+                d |= {} if shown.label is None else {LABEL_KEY: shown.label}
+                if self.picture:
+                    written.append(self._draw(shown, str(d.get("title", case)), _labels(d.get("explanation"))))
+                if self.report:
+                    self._keep(shown)
         self._remove(case, written)
         return d
 
-    def _show(
-        self,
-        data: Mapping[Hashable, Any],
-        key: Hashable,
-        maps: np.ndarray,
-        grid: _Grid,
-        legends: list[Legend],
-        label: np.ndarray | None,
-    ) -> None:
-        """Draw a case's maps ``(K, *spatial)``, which lie on the grid, and keep what a report shows under them."""
-        case, dims, scan = str(data["case"]), maps.ndim - 1, grid.voxels()
-        gray, error = _gray(scan, dims, grid.header is None), data.get(error_key(str(key)))
-        drawn = grid.affine if grid.drawn is None else grid.drawn
-        if self.picture:
+    def _shown(self, data: Mapping[Hashable, Any], key: Hashable, grid: _Grid, maps: np.ndarray) -> _Shown:
+        """A case's maps ``(K, *spatial)``, which lie on the grid, with what is shown of them."""
+        case, error = str(data["case"]), data.get(error_key(str(key)))
+        if error is not None:
             is_here = isinstance(error, torch.Tensor) and tuple(error.shape) == maps.shape and grid.holds(error)
-            figure = plot_saliency(
-                gray,
+            error = error.numpy(force=True) if is_here else None
+        # A map that is not on its scan may have been moved in a way that no affine records.
+        label = None if GRID_KEY in data else _label(case, data.get("label"), grid, data[key])
+        legends = legends_of(data.get("explanation"), maps, self.scale)
+        return _Shown(case, str(key), grid, maps, grid.voxels(), error, label, legends)
+
+    def _draw(self, shown: _Shown, title: str, labels: list[str] | None) -> Path:
+        """Draw the maps of a case, and return the file."""
+        figure = plot_saliency(
+            shown.gray,
+            shown.maps,
+            shown.grid.drawn_affine,
+            title,
+            labels,
+            standard_error=shown.error,
+            label=shown.label,
+            legends=shown.legends,
+        )
+        path = self._path(shown.case, shown.key, self.picture_format)
+        with atomic_path(path) as temporary:
+            save_picture(figure, temporary, self.picture_format)
+        return path
+
+    def _keep(self, shown: _Shown) -> None:
+        """Keep what a report shows under the maps. A map is not lost because of what only its report shows."""
+        grid, maps, is_flat = shown.grid, shown.maps, shown.maps.ndim == 3
+        is_colour = grid.header is None and is_flat and shown.scan.shape[2:] == (3,)
+        try:
+            kept = KeptScan.of(
+                shown.case,
+                shown.scan if is_colour else shown.gray,
                 maps,
-                drawn,
-                title=str(data.get("title", case)),
-                labels=_labels(data.get("explanation")),
-                standard_error=error.numpy(force=True) if error is not None and is_here else None,
-                label=label,
-                legends=legends,
+                grid.affine,
+                shown.legends,
+                shown.label,
+                key=shown.key,
+                layers=len(maps) if shown.error is None else 2 * len(maps),
+                rows_down=bool(is_flat and grid.drawn_affine[1, 1] < 0),
+                class_names=self.class_names,
             )
-            with atomic_path(self._path(case, key, self.picture_format)) as temporary:
-                save_picture(figure, temporary, self.picture_format)
-        if self.report:
-            is_colour = grid.header is None and dims == 2 and scan.shape[2:] == (3,)
-            with _map_is_kept(case):
-                KeptScan.of(
-                    case,
-                    scan if is_colour else gray,
-                    maps,
-                    grid.affine,
-                    legends,
-                    label,
-                    key=str(key),
-                    layers=len(maps) * (1 if error is None else 2),
-                    rows_down=bool(dims == 2 and drawn[1, 1] < 0),
-                    class_names=self.class_names,
-                ).save(self.output_dir)
+            kept.save(self.output_dir)
+        except OutputError:  # every other case would fail in the same way
+            raise
+        except Exception as error:
+            logger.warning("case %s: what its report shows of the scan cannot be kept: %s", shown.case, error)
 
     def withdraw(self, case: str) -> None:
         """Remove a case's maps and pictures, which an earlier run may have written."""
@@ -286,17 +312,20 @@ class SaveSaliencyd(MapTransform):
         _unlink(kept_path(self.output_dir, case))
 
     def _remove(self, case: str, written: Collection[Path]) -> None:
-        for key, ending in product(self.keys, ("nii.gz", *PICTURE_FORMATS)):
-            if (path := self._path(case, key, ending)) not in written:
-                _unlink(path)
+        """Remove files of a case that an earlier run has written, and this one has not."""
+        for key in self.keys:
+            for ending in ("nii.gz", *PICTURE_FORMATS):
+                path = self._path(case, key, ending)
+                if path not in written:
+                    _unlink(path)
 
     def _path(self, case: str, key: Hashable, ending: str) -> Path:
         return case_file(self.output_dir, case, f"_{key}.{ending}")
 
     def _grid(self, data: Mapping[Hashable, Any], key: Hashable) -> _Grid:
         """The grid that a case's map must lie on."""
-        if self.grid_key in data:
-            return _image_grid(data[self.grid_key])
+        if GRID_KEY in data:
+            return _image_grid(data[GRID_KEY])
         if not Path(case_name(data[key])).exists():
             raise CaseError(
                 str(data["case"]),
@@ -311,17 +340,26 @@ def lies_on_scan(saliency: torch.Tensor) -> bool:
     return Path(case_name(saliency)).exists() and _scan_grid(saliency).holds(saliency)
 
 
+def _check_place(case: str, saliency: torch.Tensor, grid: _Grid) -> None:
+    """Refuse a map ``(K, *spatial)`` that does not lie on a grid."""
+    if not grid.holds(saliency):
+        raise CaseError(
+            case,
+            f"the map of shape {tuple(saliency.shape[1:])}, affine {_affine(saliency).round(3).tolist()}, does "
+            f"not lie on {grid.name} {grid.shape[: saliency.ndim - 1]}, {grid.affine.round(3).tolist()}, so it "
+            "is not saved: invert it with Invertd(transform=<the preprocessing>, orig_keys=<the image>, "
+            "nearest_interp=False) first",
+        )
+
+
 def _check_kept(case: str, key: str, maps: np.ndarray, explanation: Explanation | None) -> None:
     """Refuse maps ``(K, *spatial)`` that are zero now and were not when they were made."""
-    if key.endswith((error_key("saliency"), "disagreement")):
+    if explanation is None or key.endswith((error_key("saliency"), "disagreement")):
         return
-    if explanation is None and not maps.any():
-        words = "the network does not look at what was hidden, or a step behind Saliencyd has lost the map"
-        logger.warning("case %s: the map %r is zero everywhere: %s", case, key, words)
-    pairs = () if explanation is None else zip(explanation.saliency, maps, strict=False)
-    if any(bool(before.any()) and not now.any() for before, now in pairs):
-        words = "what it shows lies outside of the scan, in padding, or the preprocessing's inverse has lost it"
-        raise CaseError(case, f"a map that was not zero is zero on the scan, so it is not saved: {words}")
+    for before, now in zip(explanation.saliency, maps, strict=False):
+        if bool(before.any()) and not now.any():
+            words = "what it shows lies outside of the scan, in padding, or the preprocessing's inverse has lost it"
+            raise CaseError(case, f"a map that was not zero is zero on the scan, so it is not saved: {words}")
 
 
 def _labels(explanation: Explanation | None) -> list[str] | None:
@@ -330,17 +368,6 @@ def _labels(explanation: Explanation | None) -> list[str] | None:
         return None
     layer = explanation.masks.layer
     return [f"saliency of {layer} {place} for {label}" for label, place, _ in explanation.explained]
-
-
-@contextmanager
-def _map_is_kept(case: str) -> Iterator[None]:
-    """A map is not lost because of what only its report shows."""
-    try:
-        yield
-    except OutputError:  # every other case would fail in the same way
-        raise
-    except Exception as error:
-        logger.warning("case %s: what its report shows of the scan cannot be kept: %s", case, error)
 
 
 def _unlink(path: Path) -> None:
@@ -364,13 +391,6 @@ def _label(case: str, path: Any, grid: _Grid, saliency: torch.Tensor) -> np.ndar
             "case %s: its label %s cannot be used, so the picture does not outline it: %s", case, path, error
         )
         return None
-
-
-def _gray(voxels: np.ndarray, dims: int, colours: bool) -> np.ndarray:
-    """One value per voxel: the mean of a photograph's colours, or the first volume of a scan."""
-    if voxels.ndim == dims:
-        return voxels
-    return voxels.mean(axis=-1) if colours else voxels.reshape(*voxels.shape[:dims], -1)[..., 0]
 
 
 def _on_grid(grid: _Grid, maps: np.ndarray, key: str) -> nib.Nifti1Image:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from monai_saliency.cases import case_name
 from monai_saliency.handlers.summary import summarize
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.storage.scans import scan_stem
-from monai_saliency.storage.tables import CaseTable
+from monai_saliency.transforms.save import GRID_KEY
 from monai_saliency.utils.affines import affine_in_mm
 from monai_saliency.utils.arguments import a_path, flag
 from monai_saliency.version import __version__
@@ -52,8 +51,7 @@ class SaveBidsd(MapTransform):
     grid (``desc-saliency1``, ``desc-saliency2``, ... for several maps), its standard error
     ``desc-standardError``. BIDS 1.11 has no suffix for such maps, so they keep the scan's. The JSON file next to each
     has the scan (``Sources``), the method, its seed, all settings, the score and its unit, and the row of
-    ``summary.csv``. The case's rows of the tables are ``desc-saliencyRegions_T1w.tsv``: BIDS has no name for such
-    tables, so ``.bidsignore`` lists them.
+    ``summary.csv``.
 
     Scans with other names or in other folders, 2D images, and maps that are not on their scan are left out, with a
     warning. Place it after :class:`~monai_saliency.transforms.SaveSaliencyd` of the same keys, whose files it reads.
@@ -62,9 +60,7 @@ class SaveBidsd(MapTransform):
     Args:
         keys: the keys of the maps ``(K, *spatial)``, the saliency map first.
         output_dir: the output folder, with the ``summary.settings.json`` of the run.
-        tables: tables whose rows of the case are written too.
         allow_missing_keys: whether items may lack a key.
-        grid_key: items that have this key have maps that are not on their scan, and are left out.
         bids: whether to write; otherwise what an earlier run has written is removed.
     """
 
@@ -72,33 +68,28 @@ class SaveBidsd(MapTransform):
         self,
         keys: KeysCollection,
         output_dir: str | Path,
-        tables: Sequence[CaseTable] = (),
         allow_missing_keys: bool = False,
-        grid_key: Hashable | None = None,
         bids: bool = True,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
         self.output_dir = a_path("output_dir", output_dir)
-        self.tables = tables
-        self.grid_key = grid_key
+        self.folder = self.output_dir / BIDS_FOLDER
         self.bids = flag("bids", bids)
-
-    @property
-    def folder(self) -> Path:
-        """The derivative's folder."""
-        return self.output_dir / BIDS_FOLDER
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
-        self.withdraw(str(d["case"]))
+        case = str(d["case"])
+        self.withdraw(case)
         for key in self.key_iterator(d) if self.bids else ():
             scan = Path(os.path.abspath(case_name(d[key])))
             raw = _dataset_of(scan)
-            if raw is None or scan_stem(scan) != Path(d["case"]).name or self.grid_key in d or d[key].ndim != 4:
+            is_scan = scan_stem(scan) == Path(case).name and GRID_KEY not in d and d[key].ndim == 4
+            if raw is None or not is_scan:
                 logger.warning(
                     "case %s is not in %s: its scan is not a volume of a BIDS folder (sub-01/anat/sub-01_T1w.nii.gz), "
                     "or its map is not on the scan",
-                    *(d["case"], self.folder),
+                    case,
+                    self.folder,
                 )
                 break
             self._describe(raw)
@@ -107,12 +98,14 @@ class SaveBidsd(MapTransform):
 
     def withdraw(self, case: str) -> None:
         """Remove what an earlier run may have written of a case."""
-        if found := _NAME.fullmatch(Path(case).name):
-            for key in self.keys:
-                # With numbers, and the names of tables.
-                name = _file_name(found, f"{key}*")
-                for path in [*self.folder.glob(f"{found['subject']}/**/{name}.*")]:
-                    path.unlink()
+        name = _NAME.fullmatch(Path(case).name)
+        if name is None:
+            return
+        for key in self.keys:
+            # With numbers.
+            pattern = f"{name['subject']}/**/{_file_name(name, f'{key}*')}.*"
+            for path in [*self.folder.glob(pattern)]:
+                path.unlink()
 
     def _describe(self, raw: Path) -> None:
         """Write what the derivative is, and where the dataset is that it was made from."""
@@ -124,51 +117,52 @@ class SaveBidsd(MapTransform):
             "DatasetLinks": {"raw": Path(os.path.relpath(raw, self.folder)).as_posix()},
         }
         _write_json(self.folder / "dataset_description.json", content)
-        with atomic_path(self.folder / ".bidsignore") as temporary:
-            temporary.write_text("*.tsv\n")
 
     def _save(self, data: Mapping[Hashable, Any], key: Hashable, scan: Path) -> None:
-        """Write the maps of a key with their JSON files, and the tables with the first one."""
+        """Write the maps of a key with their JSON files; ``scan`` is the path below the dataset's folder."""
         name = _NAME.fullmatch(scan_stem(scan))
-        image = cast(nib.Nifti1Image, nib.load(data[f"{key}_path"]))
         assert name is not None  # as its case
-        place, count = self.folder / scan.parent, len(data[key])
-        for number, facts in enumerate(self._facts(data, key), 1):
-            stem = _file_name(name, f"{key}{number if count > 1 else ''}")
-            with atomic_path(place / f"{stem}.nii.gz") as temporary:
-                nib.save(image if count == 1 else image.slicer[..., number - 1], temporary)
-            _write_json(place / f"{stem}.json", facts | {"Sources": [f"bids:raw:{scan.as_posix()}"]})
-        for table in self.tables if key == self.keys[0] else ():
-            if rows := [row for row in table.read() if row["case"] == data["case"]]:
-                _write_tsv(place / f"{_file_name(name, f'{key}_{table.path.stem}')}.tsv", rows)
+        image, folder = cast(nib.Nifti1Image, nib.load(data[f"{key}_path"])), self.folder / scan.parent
+        facts = self._facts(data, key)
+        for place, facts_of_map in enumerate(facts):
+            stem = _file_name(name, f"{key}{place + 1}" if len(facts) > 1 else str(key))
+            with atomic_path(folder / f"{stem}.nii.gz") as temporary:
+                nib.save(image.slicer[..., place] if len(facts) > 1 else image, temporary)
+            _write_json(folder / f"{stem}.json", facts_of_map | {"Sources": [f"bids:raw:{scan.as_posix()}"]})
 
-    def _facts(self, data: Mapping[Hashable, Any], key: Hashable) -> Iterator[dict[str, Any]]:
-        """How each map of a key was made, and of what."""
-        known = self.output_dir / "summary.settings.json"
-        settings = json.loads(known.read_text()).get(data.get("settings"), {}) if known.exists() else {}
+    def _facts(self, data: Mapping[Hashable, Any], key: Hashable) -> list[dict[str, Any]]:
+        """How each map of a key was made, and of what; of maps next to the saliency map only what these share."""
+        path, explanation, maps = self.output_dir / "summary.settings.json", data.get("explanation"), data[key]
+        settings = json.loads(path.read_text()).get(data.get("settings"), {}) if path.exists() else {}
         seeds = [int(value) for name, value in settings.items() if name.endswith(".seed") and value.isdigit()]
-        maps, explanation = data[key], data.get("explanation")
+        words = [_WORDS[name] for name in _WORDS if str(key).endswith(name)]
         rows: list[dict[str, Any]] = [{}] * len(maps)
         if explanation is not None:
             rows = summarize(str(data["case"]), explanation, maps.numpy(force=True), affine_in_mm(maps))
+        facts = []
         for row in rows:
-            names = row.keys() - _NOT_OF_THE_MAP if key == self.keys[0] else row.keys() & _EVERY_MAP
-            yield {
-                "Description": next((_WORDS[name] for name in _WORDS if str(key).endswith(name)), str(key)),
+            columns = row.keys() - _NOT_OF_THE_MAP if key == self.keys[0] else row.keys() & _EVERY_MAP
+            known = {
+                "Description": words[0] if words else str(key),
                 "SkullStripped": False,
                 "Units": row.get("unit", "arbitrary"),
                 "Method": data.get("method") or settings.get("masks", "unknown"),
                 "Seed": seeds[0] if seeds else "none",
-                **{_camel(f"_{name}"): value for name, value in row.items() if name in names and _is_known(value)},
-                "Settings": settings,
             }
+            for column, value in row.items():
+                if column in columns and value != "" and value == value:  # neither empty nor nan
+                    known[_camel(f"_{column}")] = value
+            facts.append(known | {"Settings": settings})
+        return facts
 
 
 def _dataset_of(scan: Path) -> Path | None:
     """The BIDS folder of a scan in ``sub-01/anat`` or ``sub-01/ses-1/anat``; None for other scans."""
-    subject = scan.name.partition("_")[0]
-    is_named = _NAME.fullmatch(scan_stem(scan)) is not None
-    return next((above.parent for above in scan.parents[1:3] if is_named and above.name == subject), None)
+    name = _NAME.fullmatch(scan_stem(scan))
+    for folder in scan.parents[1:3]:
+        if name is not None and folder.name == name["subject"]:
+            return folder.parent
+    return None
 
 
 def _file_name(name: re.Match[str], label: str) -> str:
@@ -183,18 +177,6 @@ def _camel(words: str) -> str:
     return first + "".join(word[:1].upper() + word[1:] for word in others)
 
 
-def _is_known(value: Any) -> bool:
-    return value != "" and value == value
-
-
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
-
-
-def _write_tsv(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    """Rows without their case, as BIDS has tables: tabs, and ``n/a`` for what is not known."""
-    with atomic_path(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow([*rows[0]][1:])
-        writer.writerows([value or "n/a" for value in row.values()][1:] for row in rows)

@@ -17,7 +17,6 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
-import torch
 from monai.config import KeysCollection
 from monai.data import MetaTensor
 from monai.transforms import MapTransform
@@ -27,7 +26,7 @@ from monai_saliency.errors import AdviceError, CaseError
 from monai_saliency.storage.dicom import holds_series, series_files, sorted_series, volume_of
 from monai_saliency.storage.files import atomic_path, case_file
 from monai_saliency.targets.base import label_name
-from monai_saliency.transforms.save import error_key
+from monai_saliency.transforms.save import GRID_KEY, error_key
 from monai_saliency.utils.arguments import a_path, flag, positive_numbers, probability, require
 from monai_saliency.version import __version__
 from monai_saliency.visualize.legend import Legend, blended, gray_window, legends_of
@@ -38,6 +37,13 @@ logger = logging.getLogger(__name__)
 
 _NAME = "monai-saliency"
 _MAPS, _CAPTURES, _SEGMENTATIONS = 9100, 9200, 9300  # series numbers
+_INSTANCE = {
+    "instance_number": 1,
+    "manufacturer": _NAME,
+    "manufacturer_model_name": _NAME,
+    "software_versions": __version__,
+    "device_serial_number": "0",
+}
 _TOWARDS = (("L", "R"), ("P", "A"), ("F", "H"))  # where the axes of nibabel lead, down and up
 
 
@@ -49,7 +55,7 @@ class SaveDicomd(MapTransform):
     Secondary Captures, one a slice (:func:`~monai_saliency.transforms.save_secondary_capture`). With ``dicom_seg`` it
     also writes ``<output_dir>/name_<key>_seg.dcm``, a Segmentation
     (:func:`~monai_saliency.transforms.save_segmentation`). Of several maps each has its own, ``name_<key>_1.dcm`` and
-    so on. Other cases are left alone.
+    so on. Other cases are left alone, and cases whose maps are not on their series (those with ``"saliency_grid"``).
 
     These files belong to the scan's study, so they name its patient. Place it after ``Invertd``: a map must lie on the
     series' own grid. Files of the case from an earlier run are removed.
@@ -60,7 +66,6 @@ class SaveDicomd(MapTransform):
         scale: the value with the last colour, in the map's unit; as for
             :class:`~monai_saliency.transforms.SaveSaliencyd` by default.
         allow_missing_keys: whether items may lack a key.
-        grid_key: items that have this key have maps that are not on their series, and are left alone.
         dicom: whether to write Parametric Maps and Secondary Captures; otherwise those of an earlier run are removed.
         dicom_seg: the share of a map's largest value, in (0, 1], above which voxels belong to the Segmentation. None
             writes no Segmentation, and removes those of an earlier run.
@@ -89,12 +94,10 @@ class SaveDicomd(MapTransform):
         output_dir: str | Path,
         scale: float | None = None,
         allow_missing_keys: bool = False,
-        grid_key: Hashable | None = None,
         dicom: bool = True,
         dicom_seg: float | None = None,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
-        self.grid_key = grid_key
         self.dicom = flag("dicom", dicom)
         _check_share("dicom_seg", 1 if dicom_seg is None else dicom_seg)
         self.dicom_seg = dicom_seg
@@ -109,7 +112,7 @@ class SaveDicomd(MapTransform):
         d = dict(data)
         self.withdraw(str(d["case"]))
         for key in self.key_iterator(d):
-            if self.writes and self.grid_key not in d and holds_series(case_name(d[key])):
+            if self.writes and GRID_KEY not in d and holds_series(case_name(d[key])):
                 try:
                     self._save(d, key)
                 except AdviceError as error:
@@ -118,30 +121,38 @@ class SaveDicomd(MapTransform):
 
     def _save(self, data: Mapping[Hashable, Any], key: Hashable) -> None:
         """Write a case's maps."""
-        saliency, case = data[key], data["case"]
-        files, maps = series_files(case_name(saliency)), saliency.detach().cpu().numpy()
-        explanation, error = data.get("explanation"), data.get(error_key(str(key)))
-        labels = [] if explanation is None else [label_name(label) for label, *_ in explanation.explained]
-        for i, legend in enumerate(legends_of(explanation, maps, self.scale)):
-            text = f"saliency for {labels[i]}" if len(labels) == len(maps) else "saliency"
-            # 64 characters that every archive knows, without the backslash that parts values.
-            label = text.encode("ascii", "replace").decode().replace("\\", "/")[:64]
-            base = case_file(self.output_dir, case, f"_{key}{f'_{i + 1}' * (len(maps) > 1)}")
-            one = MetaTensor(torch.from_numpy(maps[i : i + 1]), affine=saliency.affine)
-            errors = None if error is None else error[i : i + 1].numpy(force=True)
+        case, saliency, files = str(data["case"]), data[key].detach().cpu(), series_files(case_name(data[key]))
+        maps, error, explanation = saliency.numpy(), data.get(error_key(str(key))), data.get("explanation")
+        labels = ["saliency"] * len(maps)
+        if explanation is not None and len(explanation.explained) == len(maps):
+            labels = [f"saliency for {label_name(label)}" for label, *_ in explanation.explained]
+        for place, legend in enumerate(legends_of(explanation, maps, self.scale)):
+            base = case_file(self.output_dir, case, f"_{key}_{place + 1}" if len(maps) > 1 else f"_{key}")
+            one = MetaTensor(saliency.as_tensor()[place : place + 1], affine=saliency.affine)
+            errors = None if error is None else error[place : place + 1].numpy(force=True)
+            label = _short(labels[place])
             if self.dicom:
-                save_parametric_map(base.with_name(f"{base.name}.dcm"), one, files, label=label)
+                save_parametric_map(base.with_name(f"{base.name}.dcm"), one, files, label)
                 save_secondary_capture(base.with_name(f"{base.name}_colour"), one, files, label, legend, errors)
-            path = base.with_name(f"{base.name}_seg.dcm")
-            if self.dicom_seg and not save_segmentation(path, one, files, self.dicom_seg, label, legend, errors):
-                why = legend.verdict(maps[i], None if errors is None else errors[0]) or "nothing supports the score"
-                logger.warning("case %s: %s is not written: %s", case, path.name, why)
+            if self.dicom_seg:
+                path = base.with_name(f"{base.name}_seg.dcm")
+                if not save_segmentation(path, one, files, self.dicom_seg, label, legend, errors):
+                    why = legend.verdict(maps[place], None if errors is None else errors[0])
+                    why = why or "nothing supports the score"
+                    logger.warning("case %s: %s is not written: %s", case, path.name, why)
 
     def withdraw(self, case: str) -> None:
         """Remove what an earlier run may have written of a case."""
-        for key, number, ending in product(self.keys, ("", "_[0-9]*"), (".dcm", "_colour", "_seg.dcm")):
-            for path in glob.glob(glob.escape(str(case_file(self.output_dir, case, f"_{key}"))) + number + ending):
-                shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+        for key in self.keys:
+            base = glob.escape(str(case_file(self.output_dir, case, f"_{key}")))
+            for number, ending in product(("", "_[0-9]*"), (".dcm", "_colour", "_seg.dcm")):
+                for path in glob.glob(base + number + ending):
+                    shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+
+
+def _short(label: str) -> str:
+    """64 characters that every archive knows, without the backslash that parts values."""
+    return label.encode("ascii", "replace").decode().replace("\\", "/")[:64]
 
 
 def save_parametric_map(
@@ -165,39 +176,48 @@ def save_parametric_map(
         OutputError: when the file cannot be written.
         OptionalImportError: when highdicom is not installed. It gives the pip command.
     """
-    hd, codes = (require(name, "dicom") for name in ("highdicom", "pydicom.sr.coding"))
-    found = _OnSeries.of(saliency, files)
-    slices, frames = found.slices, found.frames
-    series, uid = (found.uid(what, label) for what in ("series", "object"))
-
-    code, quantity = codes.Code("1", "UCUM", "no units"), codes.Code("130404", "DCM", "Saliency")
+    hd, codes = require("highdicom", "dicom"), require("pydicom.sr.coding", "dicom")
+    on_series = _OnSeries.of(saliency, files)
+    slices, frames = on_series.slices, on_series.frames
     low, high = float(frames.min()), float(frames.max())
     mapping = hd.pm.RealWorldValueMapping(
-        label[:16], label, code, (low, high), slope=1.0, intercept=0.0, quantity_definition=quantity
+        label[:16],
+        label,
+        codes.Code("1", "UCUM", "no units"),
+        (low, high),
+        slope=1.0,
+        intercept=0.0,
+        quantity_definition=codes.Code("130404", "DCM", "Saliency"),
     )
     window = hd.VOILUTTransformation(window_center=(low + high) / 2, window_width=max(high - low, 1e-6))
     made = hd.pm.ParametricMap(
-        *(slices, frames, series, _MAPS, uid, 1, _NAME, _NAME, __version__, "0", False),
+        slices,
+        frames,
+        on_series.uid("series", label),
+        _MAPS,
+        on_series.uid("object", label),
+        **_INSTANCE,
+        contains_recognizable_visual_features=False,
         real_world_value_mappings=[mapping],
         content_label="SALIENCY",
         content_description=label,
         voi_lut_transformations=[window],
     )
     _put_in_order(made, slices, frames)
-    _save_frames(path, made, slices[0], found.uid("dimensions", label))
+    _save_frames(path, made, slices[0], on_series.uid("dimensions", label))
 
 
 def _put_in_order(made: Any, slices: Sequence[Any], frames: np.ndarray) -> None:
     """Order a map's frames as the slices, along the normal of their plane. OHIF takes frame n for slice n of the scan
     so ordered, wherever its header places it, and highdicom (0.28) begins at the other end.
     """
-    place = {each.SOPInstanceUID: number for number, each in enumerate(slices, 1)}
-    groups = {
-        place[each.DerivationImageSequence[0].SourceImageSequence[0].ReferencedSOPInstanceUID]: each
-        for each in made.PerFrameFunctionalGroupsSequence
-    }
-    for number, group in groups.items():
+    numbers = {source.SOPInstanceUID: number for number, source in enumerate(slices, 1)}
+    groups = {}
+    for group in made.PerFrameFunctionalGroupsSequence:
+        source = group.DerivationImageSequence[0].SourceImageSequence[0]
+        number = numbers[source.ReferencedSOPInstanceUID]
         group.FrameContentSequence[0].DimensionIndexValues = number
+        groups[number] = group
     made.PerFrameFunctionalGroupsSequence = [groups[number] for number in sorted(groups)]
     word = "DoubleFloatPixelData" if frames.dtype == np.float64 else "FloatPixelData"
     setattr(made, word, frames.tobytes())
@@ -238,27 +258,29 @@ def save_segmentation(
     """
     _check_share("share", share)
     hd = require("highdicom", "dicom")
-    found = _OnSeries.of(saliency, files)
-    legend = legend or legends_of(None, [found.frames])[0]
-    error = None if standard_error is None else found.as_frames(np.asarray(standard_error))
-    threshold = share * float(found.frames.max())
-    region = legend.coloured(found.frames, error) & (found.frames >= threshold) & (threshold > 0)
+    on_series = _OnSeries.of(saliency, files)
+    threshold = share * float(on_series.frames.max())
+    _, coloured = on_series.coloured(legend, standard_error)
+    region = coloured & (on_series.frames >= threshold) & (threshold > 0)
     if not region.any():
         return False
 
-    series, uid, tracking, dimensions = (
-        found.uid(what, label, str(share), sha256(region.tobytes()).hexdigest())
-        for what in ("segmentations", "segmentation", "region", "dimensions of the region")
-    )
+    made_of = (label, str(share), sha256(region.tobytes()).hexdigest())
     parameters = {"share of the largest value": f"{share:g}", "threshold": f"{threshold:.7g}"}
     made = hd.seg.Segmentation(
-        *(found.slices, region.astype(np.uint8), "BINARY", [_segment(label, parameters, tracking)], series),
-        *(_SEGMENTATIONS, uid, 1, _NAME, _NAME, __version__, "0"),
+        on_series.slices,
+        region.astype(np.uint8),
+        "BINARY",
+        [_segment(label, parameters, on_series.uid("region", *made_of))],
+        on_series.uid("segmentations", *made_of),
+        _SEGMENTATIONS,
+        on_series.uid("segmentation", *made_of),
+        **_INSTANCE,
         content_label="SALIENCY",
         content_description=f"{share:g} of the largest value, or more",
     )
     made.SeriesDescription = label
-    _save_frames(path, made, found.slices[0], dimensions)
+    _save_frames(path, made, on_series.slices[0], on_series.uid("dimensions of the region", *made_of))
     return True
 
 
@@ -310,35 +332,32 @@ def save_secondary_capture(
         OptionalImportError: when highdicom is not installed. It gives the pip command.
     """
     hd = require("highdicom", "dicom")
-    found = _OnSeries.of(saliency, files)
-    legend = legend or legends_of(None, [found.frames])[0]
-    error = None if standard_error is None else found.as_frames(np.asarray(standard_error))
-    coloured = legend.coloured(found.frames, error)
-    low, high = gray_window(found.scan)
-    series, place = found.uid("captures", label, repr(legend)), Path(folder)
+    on_series = _OnSeries.of(saliency, files)
+    legend, coloured = on_series.coloured(legend, standard_error)
+    low, high = gray_window(on_series.scan)
+    series = on_series.uid("captures", label, repr(legend))
     written = []
-    for number, (source, gray, frame, part) in enumerate(
-        zip(found.slices, found.scan, found.frames, coloured, strict=True), 1
-    ):
-        picture = blended(np.clip((gray - low) / (high - low), 0, 1), frame, part, legend.scale)
+    for place, source in enumerate(on_series.slices):
+        number = place + 1
+        gray = np.clip((on_series.scan[place] - low) / (high - low), 0, 1)
         made = hd.sc.SCImage.from_ref_dataset(
             source,
-            picture,
+            blended(gray, on_series.frames[place], coloured[place], legend.scale),
             "RGB",
             8,
             "PATIENT",
             series,
             _CAPTURES,
-            found.uid("capture", label, repr(legend), str(number)),
+            on_series.uid("capture", label, repr(legend), str(number)),
             number,
             _NAME,
             pixel_spacing=tuple(map(float, source.PixelSpacing)),
-            patient_orientation=found.towards,
+            patient_orientation=on_series.towards,
         )
         made.SeriesDescription = label
         _fix_dates(made, source)
         made.DateOfSecondaryCapture, made.TimeOfSecondaryCapture = made.ContentDate, made.ContentTime
-        path = place / f"{number:04d}.dcm"
+        path = Path(folder) / f"{number:04d}.dcm"
         with atomic_path(path) as temporary:
             made.save_as(temporary)
         written.append(path)
@@ -354,8 +373,8 @@ def _check_share(name: str, value: Any) -> None:
 def _save_frames(path: str | Path, made: Any, source: Any, dimensions: str) -> None:
     """Save an object of several frames, whose dimensions have a random UID otherwise."""
     _fix_dates(made, source)
-    for each in (*made.DimensionOrganizationSequence, *made.DimensionIndexSequence):
-        each.DimensionOrganizationUID = dimensions
+    for item in (*made.DimensionOrganizationSequence, *made.DimensionIndexSequence):
+        item.DimensionOrganizationUID = dimensions
     with atomic_path(path) as temporary:
         made.save_as(temporary)
 
@@ -367,8 +386,8 @@ def _fix_dates(made: Any, source: Any) -> None:
     for word in ("Content", "InstanceCreation"):
         setattr(made, f"{word}Date", date)
         setattr(made, f"{word}Time", time)
-    for each in made.get("ContributingEquipmentSequence", ()):
-        each.ContributionDateTime = f"{date}{time}"
+    for equipment in made.get("ContributingEquipmentSequence", ()):
+        equipment.ContributionDateTime = f"{date}{time}"
 
 
 @dataclass(frozen=True)
@@ -386,27 +405,36 @@ class _OnSeries:
         """The map ``(1, columns, rows, slices)`` on the series of these files."""
         slices = sorted_series(files)
         volume = volume_of(slices)
+        grid, affine = volume.affine.numpy(), saliency.affine.cpu().numpy()
         values = saliency.detach().cpu().numpy()
-        values = values if values.dtype == np.float64 else values.astype(np.float32)
-        affine = saliency.affine.cpu().numpy()
-        turn = nib.io_orientation(np.linalg.inv(volume.affine.numpy()) @ affine)  # another reader may have turned axes
-        affine = affine @ nib.orientations.inv_ornt_aff(turn, values.shape[1:])
-        values = nib.apply_orientation(values[0], turn)[None]
-        if values.shape != (1, *volume.shape):
-            raise AdviceError(f"the map must have the series' shape {(1, *volume.shape)}, got {values.shape}")
-        if not np.allclose(affine, volume.affine.numpy(), rtol=0, atol=1e-3):
+        if values.dtype != np.float64:
+            values = values.astype(np.float32)
+        turn = nib.io_orientation(np.linalg.inv(grid) @ affine)  # another reader may have turned axes
+        turned_affine = affine @ nib.orientations.inv_ornt_aff(turn, values.shape[1:])
+        turned = nib.apply_orientation(values[0], turn)
+        if turned.shape != tuple(volume.shape):
+            raise AdviceError(f"the map must have the series' shape {(1, *volume.shape)}, got {(1, *turned.shape)}")
+        if not np.allclose(turned_affine, grid, rtol=0, atol=1e-3):
             raise AdviceError("the map does not lie on the series' grid to 1e-3 mm: invert it first")
-        if not np.isfinite(values).all():
+        if not np.isfinite(turned).all():
             raise AdviceError("the map has NaN or infinite values, which a Parametric Map cannot show")
-        scan, frames = (np.ascontiguousarray(each.transpose(2, 1, 0)) for each in (volume.numpy(), values[0]))
-        return _OnSeries(slices, scan, frames, turn, nib.aff2axcodes(volume.affine.numpy(), _TOWARDS)[:2])
+        scan = np.ascontiguousarray(volume.numpy().transpose(2, 1, 0))
+        frames = np.ascontiguousarray(turned.transpose(2, 1, 0))
+        return _OnSeries(slices, scan, frames, turn, nib.aff2axcodes(grid, _TOWARDS)[:2])
 
-    def as_frames(self, values: np.ndarray) -> np.ndarray:
-        """An array on the map's grid ``(1, *spatial)``, such as its standard error, turned to the frames."""
-        return np.ascontiguousarray(nib.apply_orientation(values[0], self.turn).transpose(2, 1, 0))
+    def coloured(self, legend: Legend | None, standard_error: np.ndarray | None) -> tuple[Legend, np.ndarray]:
+        """What the map's colours mean, and which voxels of its frames are coloured; ``standard_error`` is on its own
+        grid ``(1, *spatial)``.
+        """
+        legend = legend or legends_of(None, [self.frames])[0]
+        error = None
+        if standard_error is not None:
+            error = nib.apply_orientation(np.asarray(standard_error)[0], self.turn).transpose(2, 1, 0)
+        return legend, legend.coloured(self.frames, error)
 
     def uid(self, *made_of: str) -> str:
         """A UID that is the same for the same map, series and words."""
         pydicom = require("pydicom", "dicom")
-        of = [*made_of, __version__, sha256(self.frames.tobytes()).hexdigest()]
-        return str(pydicom.uid.generate_uid(entropy_srcs=[*of, *(str(each.SOPInstanceUID) for each in self.slices)]))
+        slices = [str(source.SOPInstanceUID) for source in self.slices]
+        made_of = (*made_of, __version__, sha256(self.frames.tobytes()).hexdigest(), *slices)
+        return str(pydicom.uid.generate_uid(entropy_srcs=list(made_of)))

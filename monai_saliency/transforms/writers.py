@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from monai.transforms import Compose, MapTransform
+from monai.transforms import Compose, Transform
 from monai.utils import CommonKeys
 
-from monai_saliency.transforms.regions import SaveLabelRegionsd, SaveRegionsd
-from monai_saliency.transforms.save import GRID_KEY, SaveSaliencyd, error_key
+from monai_saliency.transforms.regions import SaveRegionsd
+from monai_saliency.transforms.save import SaveSaliencyd, error_key
 from monai_saliency.transforms.save_bids import BIDS_FOLDER, SaveBidsd
 from monai_saliency.transforms.save_dicom import SaveDicomd
 from monai_saliency.utils.arguments import a_path
@@ -63,29 +63,29 @@ def case_writers(
         ValueError: when a setting is wrong.
         OptionalImportError: when ``dicom`` or ``dicom_seg`` is set and highdicom is not installed.
     """
-    drawn: dict[str, Any] = {"picture": picture, "scale": picture_scale, "picture_format": picture_format}
     folder = a_path("output_dir", output_dir)
-    on_grid: dict[str, Any] = {"output_dir": folder, "grid_key": GRID_KEY}
     others = [error_key(key), "disagreement"]
-    regions = SaveRegionsd(
-        folder / "regions.csv", names=region_names, image_key=image_key, cases=cases, allow_missing_keys=True
-    )
-    label_regions = SaveLabelRegionsd(key, folder / "label_regions.csv", region_names, cases)
-    tables = regions.table, label_regions.table
-    writers: list[MapTransform] = [
-        SaveSaliencyd(key, **on_grid, **drawn, report=report, class_names=class_names),
-        SaveSaliencyd(others, **on_grid, picture=False, allow_missing_keys=True),
-        regions,
-        label_regions,
+    writers: list[Transform] = [
+        SaveSaliencyd(
+            key,
+            folder,
+            picture=picture,
+            picture_format=picture_format,
+            scale=picture_scale,
+            report=report,
+            class_names=class_names,
+        ),
+        SaveSaliencyd(others, folder, picture=False, allow_missing_keys=True),
+        SaveRegionsd(folder, region_names, key, image_key, cases),
     ]
     if dicom or dicom_seg is not None or any(folder.rglob("*.dcm")):
-        writers.append(SaveDicomd(key, **on_grid, scale=picture_scale, dicom=dicom, dicom_seg=dicom_seg))
+        writers.append(SaveDicomd(key, folder, scale=picture_scale, dicom=dicom, dicom_seg=dicom_seg))
     if bids or (folder / BIDS_FOLDER).exists():
-        writers.append(SaveBidsd([key, *others], **on_grid, tables=tables, bids=bids, allow_missing_keys=True))
+        writers.append(SaveBidsd([key, *others], folder, bids=bids, allow_missing_keys=True))
     return Compose(writers)
 
 
 def writer_settings() -> list[str]:
     """The names of the settings of :func:`case_writers`, which are ids of configs."""
     parameters = inspect.signature(case_writers).parameters.values()
-    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

@@ -15,7 +15,6 @@ from monai.networks.nets import DenseNet
 
 from monai_saliency.data.cohort import find_cases
 from monai_saliency.storage.scans import load_image
-from monai_saliency.storage.tables import CaseTable
 from monai_saliency.transforms import SaveBidsd, case_writers
 
 FIRST, SECOND = "sub-01/anat/sub-01_T1w", "sub-02/ses-a/anat/sub-02_ses-a_run-1_T1w"
@@ -64,7 +63,7 @@ def test_maps_and_how_they_were_made(explained: Path) -> None:
     labels = [f"{key}{number}" for key in ("saliency", "standardError") for number in (1, 2)]
     stems = [f"{case.removesuffix('T1w')}desc-{label}_T1w" for case in (FIRST, SECOND) for label in labels]
     files = {f"{stem}.{ending}" for stem in stems for ending in ("nii.gz", "json")}
-    assert {*made(derivative)} == files | {"dataset_description.json", ".bidsignore"}
+    assert {*made(derivative)} == files | {"dataset_description.json"}
     for number in (1, 2):
         maps, one = (
             nib.load(explained / f"{FIRST}_saliency.nii.gz"),
@@ -93,23 +92,19 @@ def test_the_validator_of_bids_finds_no_error(explained: Path) -> None:
     assert sorted(found["summary"]["subjects"]) == ["01", "02"]
 
 
-def test_tables_other_scans_and_what_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_scans_and_what_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = dataset(tmp_path / "raw") / f"{FIRST}.nii.gz"
     scan = load_image(image_only=True, ensure_channel_first=True)(path)
     item = {"saliency": scan, "case": "sub-01_T1w", "saliency_path": str(path)}
-    table = CaseTable(tmp_path / "regions.csv", columns=("case", "region", "name", "saliency"))
-    table.add([{"case": "sub-01_T1w", "region": 4, "saliency": 0.5}])
-    save, folder = SaveBidsd("saliency", tmp_path, [table]), tmp_path / "derivatives" / "monai-saliency"
+    save, folder = SaveBidsd("saliency", tmp_path), tmp_path / "derivatives" / "monai-saliency"
     save(item)
-    table_file = folder / "sub-01/anat/sub-01_desc-saliencyRegions_T1w.tsv"
-    assert table_file.read_text() == "region\tname\tsaliency\n4\tn/a\t0.5\n"
     save.withdraw("sub-01/anat/sub-01_FLAIR")  # of the same subject
-    assert len(made(folder / "sub-01")) == 3
+    assert len(made(folder / "sub-01")) == 2
     *_, off = case_writers(tmp_path).transforms  # which is there for the files of the earlier run
     assert isinstance(off, SaveBidsd)
     assert not isinstance(case_writers(tmp_path / "new").transforms[-1], SaveBidsd)
     off(item)
-    assert made(folder) == [".bidsignore", "dataset_description.json"]
+    assert made(folder) == ["dataset_description.json"]
     save(item | {"case": "other"})
     assert "case other is not in" in caplog.text
-    assert made(folder) == [".bidsignore", "dataset_description.json"]
+    assert made(folder) == ["dataset_description.json"]
