@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -79,31 +79,21 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         if image.ndim != 4:
             raise ValueError(f"nnU-Net's preprocessing takes scans (C, x, y, z), got {tuple(image.shape)}")
         array = plain(image).permute(0, 3, 2, 1).numpy(force=True)
-        spacing = _spacing(image, affine)
-        order = [2 - axis for axis in plans.transpose_forward]
-        properties: dict[str, Any] = {"spacing": spacing[::-1]}
-        made = settings.preprocessor_class(verbose=False).run_case_npy(
+        properties: dict[str, Any] = {"spacing": _spacing(image, affine)[::-1]}
+        preprocessed, *_ = settings.preprocessor_class(verbose=False).run_case_npy(
             np.ascontiguousarray(array, dtype=np.float32), None, properties, plans, settings, dict(self.dataset_json)
         )
-        box = [[int(edge) for edge in side] for side in properties["bbox_used_for_cropping"]]
-        cropped = [int(size) for size in properties["shape_after_cropping_and_before_resampling"]]
-        result = torch.as_tensor(made[0])
         info = {
-            "spacing": [float(size) for size in properties["spacing"]],
-            "box": box,
-            "cropped": cropped,
-            "before": [int(size) for size in properties["shape_before_cropping"]],
+            "spacing": np.asarray(properties["spacing"], dtype=np.float64).tolist(),
+            "box": np.asarray(properties["bbox_used_for_cropping"]).tolist(),
+            "cropped": np.asarray(properties["shape_after_cropping_and_before_resampling"]).tolist(),
+            "before": np.asarray(properties["shape_before_cropping"]).tolist(),
             "affine": affine.tolist(),
             "mode": "bilinear",  # which Invertd(nearest_interp=True) changes
         }
-        scale = [old / new for old, new in zip(cropped, result.shape[1:], strict=True)]
-        place = np.zeros((4, 4))
-        place[3, 3] = 1
-        for axis, (of, size, (start, _)) in enumerate(zip(order, scale, box, strict=True)):
-            # Voxels' edges fall together, so their centres lie half a voxel from there.
-            place[of, axis], place[of, 3] = size, start + (size - 1) / 2
-        out = MetaTensor(result, meta=image.meta, applied_operations=[*image.applied_operations])
-        out.affine = torch.as_tensor(affine @ place)
+        out = MetaTensor(torch.as_tensor(preprocessed), meta=image.meta, applied_operations=[*image.applied_operations])
+        axes = [2 - axis for axis in plans.transpose_forward]
+        out.affine = torch.as_tensor(affine @ _place(axes, info["box"], info["cropped"], out.shape[1:]))
         self.push_transform(out, orig_size=image.shape[1:], extra_info=info)
         return out
 
@@ -111,14 +101,14 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         plans, settings = self._managers()
         info = self.pop_transform(image)[TraceKeys.EXTRA_INFO]
         values = plain(image)
-        spacing = [info["spacing"][axis] for axis in plans.transpose_forward]
-        network = [*spacing[: len(spacing) - len(settings.spacing)], *settings.spacing]
         if info["mode"] == "nearest":
             values = torch.nn.functional.interpolate(values[None], tuple(info["cropped"]), mode="nearest-exact")[0]
         else:
-            array = values.numpy(force=True)
-            found = settings.resampling_fn_probabilities(array, info["cropped"], network, spacing)
-            values = torch.as_tensor(found).to(values)
+            spacing = [info["spacing"][axis] for axis in plans.transpose_forward]
+            # A 2D configuration has no spacing along its slices, which stay as they are.
+            resampled = [*spacing[: len(spacing) - len(settings.spacing)], *settings.spacing]
+            array = settings.resampling_fn_probabilities(values.numpy(force=True), info["cropped"], resampled, spacing)
+            values = torch.as_tensor(array).to(values)
         whole = values.new_zeros(len(values), *info["before"])
         whole[everywhere(tuple(slice(*side) for side in info["box"]))] = values
         whole = whole.permute(0, *(axis + 1 for axis in plans.transpose_backward)).permute(0, 3, 2, 1)
@@ -127,14 +117,30 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         return out
 
 
+def _place(
+    axes: Sequence[int], box: Sequence[Sequence[int]], cropped: Sequence[int], shape: Sequence[int]
+) -> np.ndarray:
+    """The matrix ``(4, 4)`` from preprocessed voxels to the scan's: of axis i, which runs along the scan's axis
+    ``axes[i]``, ``cropped[i]`` voxels from the start of ``box[i]`` on became ``shape[i]``.
+    """
+    scale = np.divide(cropped, shape)
+    starts = np.array([start for start, _ in box])
+    place = np.zeros((4, 4))
+    place[axes, range(3)] = scale
+    # Voxels' edges fall together, so their centres lie half a voxel from there.
+    place[axes, 3] = starts + (scale - 1) / 2
+    place[3, 3] = 1
+    return place
+
+
 def _spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:
     """The voxel sizes in mm by axis, as the header lists them where it does."""
-    pixdim = np.asarray(image.meta.get("pixdim", ()), dtype=np.float64).reshape(-1)[1:4].tolist()
     # MONAI's ITKReader has them as `spacing`.
-    listed = pixdim or np.asarray(image.meta.get("spacing", ()), dtype=np.float64).reshape(-1).tolist()
-    found = []
+    listed = np.ravel(image.meta.get("pixdim", ()))[1:4].tolist() or np.ravel(image.meta.get("spacing", ())).tolist()
+    spacing = []
     for axis, size in enumerate(nib.affines.voxel_sizes(affine)[:3].tolist()):
         # The axes may have been turned: otherwise each has its own.
-        near = [each for each in [*listed[axis : axis + 1], *listed] if abs(each - size) <= 1e-4 * size]
-        found.append(near[0] if near else size)
-    return found
+        sizes = [*listed[axis : axis + 1], *listed]
+        near = [own for own in sizes if abs(own - size) <= 1e-4 * size]
+        spacing.append(near[0] if near else size)
+    return spacing

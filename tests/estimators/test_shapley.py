@@ -428,9 +428,9 @@ def test_channels_of_organs() -> None:
 
 def test_the_table_names_the_numbers(tmp_path: Path) -> None:
     """Also for the report, which shows what each number was and what stood in its place."""
-    save = SaveRegionsd(tmp_path / "regions.csv", names={2: "liver"})
+    save = SaveRegionsd(tmp_path, {2: "liver"})
     (found, _) = explained()
-    save({"explanation": found, "image": IMAGES[0]})
+    save({"case": found.name, "explanation": found, "image": IMAGES[0]})
     table = rows_of(tmp_path / "regions.csv")
     for score in range(2):
         values, rows = shapley_values(found).table(score), [row for row in table if row["class"] == f"value {score}"]

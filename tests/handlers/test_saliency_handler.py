@@ -31,6 +31,7 @@ from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
 from monai_saliency.targets import ClassScore, DetectionScore
 from monai_saliency.transforms import Saliencyd, SaveDicomd, SaveSaliencyd
+from monai_saliency.transforms.save import GRID_KEY
 
 IMAGES = torch.stack([torch.full((1, 6, 6, 6), value) for value in (0.5, 1.0)])
 
@@ -142,10 +143,10 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(stored: bool, tmp_path: 
     """Nothing is written or removed outside, and the cases after it are explained."""
     inside, beside = tmp_path / "a/out", tmp_path / "a/x_saliency.nii.gz"
     names = ["../x", f"{tmp_path}/y", "b/../../../x", "sub/z"]
-    items = [{"image": MetaTensor(IMAGES[0]), "grid": IMAGES[0], "case": name} for name in names]
+    items = [{"image": MetaTensor(IMAGES[0]), GRID_KEY: IMAGES[0], "case": name} for name in names]
     beside.parent.mkdir()
     beside.write_text("of somebody else")
-    writers = Compose([SaveSaliencyd("saliency", inside, grid_key="grid"), SaveDicomd("saliency", inside, dicom=False)])
+    writers = Compose([SaveSaliencyd("saliency", inside), SaveDicomd("saliency", inside, dicom=False)])
     settings: dict[str, Any] = {"failures": Failures(inside / "failures.csv")}
     settings |= {"store": ScoreStore(inside / "scores"), "network_id": "brightness"} if stored else {}
     handler: Any = SaliencyHandler(sliding_window(3, 3, target=ClassScore(0, "none")), brightness, writers, **settings)

@@ -95,7 +95,7 @@ class TestRegionRows:
             image, lambda x: torch.cat([total(x), -2 * total(x)], 1), cases=[ms.Case("ct_7", labels=labels)]
         )
         rows = region_rows(explanation, spacing=(10.0, 10.0, 5.0), names={"2": "liver", 9: "spleen"})
-        shared = {"case": "ct_7", "channel": "", "kind": "region", "value": "", "baseline": ""}
+        shared = {"case": "ct_7", "channel": None, "kind": "region"}
         two = {"region": 2, "name": "liver", "volume_ml": 1.0}
         five = {"region": 5, "name": "", "volume_ml": 1.0}
         nine = {"region": 9, "name": "spleen", "volume_ml": 0.5}
@@ -108,11 +108,11 @@ class TestRegionRows:
 
     def test_table(self, tmp_path: Path) -> None:
         """A case explained again takes its old rows' place."""
-        save = SaveRegionsd(tmp_path / "regions.csv", names={5: "spleen"})
+        save = SaveRegionsd(tmp_path, {5: "spleen"})
         image = MetaTensor(IMAGE[0], affine=np.diag([2.0, 3, 4, 1]))
-        item = {"image": image, "explanation": explained()}
+        item = {"case": explained().name, "image": image, "explanation": explained()}
         assert save(item) is item
-        save({"image": image, "explanation": explained(lambda x: 2 * total(x))})
+        save(item | {"explanation": explained(lambda x: 2 * total(x))})
         rows = rows_of(tmp_path / "regions.csv")
         assert [(row["region"], row["name"], row["saliency"]) for row in rows] == [
             ("2", "", "48.0"),

@@ -24,7 +24,7 @@ from monai_saliency.__main__ import main
 from monai_saliency.handlers.summary import described, note_settings
 from monai_saliency.metrics import map_agreement
 from monai_saliency.storage.tables import LABEL_REGION_COLUMNS, CaseTable
-from monai_saliency.transforms import SaveLabelRegionsd
+from monai_saliency.transforms import SaveRegionsd
 from monai_saliency.visualize.legend import CHANCE, Legend
 from monai_saliency.visualize.report import KeptScan, build, write_comparison, write_report
 from monai_saliency.visualize.report.cases import read_cohort
@@ -415,7 +415,7 @@ def test_the_command(runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.Cap
 
 # What a cohort shows: the mean of maps in the regions of label maps, against plain loops over voxels.
 SMALL = (6, 5, 4)
-EXPLAINED = [(0, None, 0.9), (1, None, 0.1)]
+EXPLANATION = SimpleNamespace(explained=[(0, None, 0.9), (1, None, 0.1)], masks=SimpleNamespace(regions=None))
 NAMES = {2: "liver", "7": "=spleen"}
 
 
@@ -425,9 +425,8 @@ def case(folder: Path, name: str, seed: int, labels: list[int], **values: Any) -
     maps, label = rng.normal(size=(2, *SMALL)).astype(np.float32), rng.choice(labels, SMALL)
     maps[1] = -np.abs(maps[1])
     write_case(folder, name, head(SMALL, 0, 1), maps, np.eye(4), names={"1": "tumour"}, **values)
-    item = {"saliency": torch.from_numpy(maps), "label_on_map": label, "case": name}
-    save = SaveLabelRegionsd("saliency", folder / "label_regions.csv", NAMES)
-    save(item | {"explanation": SimpleNamespace(explained=EXPLAINED)})
+    item = {"saliency": torch.from_numpy(maps), "label_on_map": label, "case": name, "explanation": EXPLANATION}
+    SaveRegionsd(folder, NAMES)(item)
     return maps, label
 
 
@@ -486,9 +485,8 @@ def test_without_numbers_of_regions(tmp_path: Path, caplog: pytest.LogCaptureFix
     """Labels that are no whole numbers, or none, leave no rows, and those of an earlier run go."""
     for label in (np.full(SMALL, 0.5), None):
         case(tmp_path, "a", 0, [1])
-        save = SaveLabelRegionsd("saliency", tmp_path / "label_regions.csv")
-        item = {"saliency": torch.ones(2, *SMALL), "case": "a", "explanation": SimpleNamespace(explained=EXPLAINED)}
-        save(item if label is None else item | {"label_on_map": label})
+        item = {"saliency": torch.ones(2, *SMALL), "case": "a", "explanation": EXPLANATION}
+        SaveRegionsd(tmp_path)(item if label is None else item | {"label_on_map": label})
         assert not (tmp_path / "label_regions.csv").exists()
     assert "case a: its label map does not hold numbers of regions" in caplog.text
     assert "Mean in each region" not in Page(write_report(tmp_path)).text
