@@ -258,8 +258,8 @@ def _bias(fit: _Fit) -> Tensor:
 
 
 def _heights_of(fit: _Fit, rows: Tensor) -> Tensor:
-    """The heights of the regression of some of a fit's masks; 0 where their scores say nothing."""
-    half = _fit(fit.features[rows], fit.scores[rows], fit.tolerance)
+    """The heights of the regression of some of a fit's masks; 0 where their scores, or a single one, say nothing."""
+    half = _fit(fit.features[rows], fit.scores[rows], fit.tolerance) if rows.sum() > 1 else None
     return torch.zeros_like(fit.heights) if half is None else half.heights
 
 

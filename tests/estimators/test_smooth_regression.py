@@ -157,6 +157,18 @@ def test_channels_of_their_own_are_refused_before_the_network_runs() -> None:
         explain(torch.ones(1, 2, 9, 9), network)
 
 
+@pytest.mark.parametrize("count", [3, 4, 5, 7])
+def test_few_masks_have_a_map_and_an_error(count: int) -> None:
+    """Also where a half of them is a single mask."""
+    bound, regression = ms.masks.RISEMasks(count, 3).bind(torch.zeros(1, 9, 9)), ms.estimators.RegressionScoring(3)
+    scores = torch.arange(1.0, count + 1)[:, None]
+    observed = Observed(bound, scores[0], range(count), scores)
+    assert bool(regression.compute(observed).isfinite().all())
+    error = regression.standard_error(observed)
+    assert bool(error.isfinite().all())
+    assert float(error.max()) > 0
+
+
 @pytest.mark.parametrize("limit", ["memory", "masks"])
 def test_more_masks_than_fit_are_divided(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The map is the mean of those of all parts, and the memory that of one part. Six masks in a row share a part."""
