@@ -258,8 +258,8 @@ def _bias(fit: _Fit) -> Tensor:
 
 
 def _heights_of(fit: _Fit, rows: Tensor) -> Tensor:
-    """The heights of the regression of some of a fit's masks; 0 where their scores, or a single one, say nothing."""
-    half = _fit(fit.features[rows], fit.scores[rows], fit.tolerance) if rows.sum() > 1 else None
+    """The heights of the regression of some of a fit's masks; 0 where their scores say nothing."""
+    half = _fit(fit.features[rows], fit.scores[rows], fit.tolerance)
     return torch.zeros_like(fit.heights) if half is None else half.heights
 
 
@@ -347,12 +347,14 @@ class _Fit(NamedTuple):
 
 
 def _fit(features: Tensor, scores: Tensor, tolerance: float = 0.0) -> _Fit | None:
-    """Both fits of scores ``(n,)`` on features ``(n, bumps)``, which are centred; None where the masks are alike. The
+    """Both fits of scores ``(n,)`` on features ``(n, bumps)``, which are centred; None where masks or scores are alike. The
     tolerance of the leave-one-out error is in its standard errors.
     """
     features -= features.mean(dim=0)  # in place: it is large
     centred = scores - scores.mean()
     spread = centred.square().mean().sqrt()
+    if len(scores) < 2 or not spread > 0:
+        return None
     compressed = torch.tanh((centred[:, None] - centred[None]) / (_LINEAR * spread)).mean(dim=1)
     compressed = compressed - compressed.mean()
     first = _ridge(features, compressed, tolerance)
