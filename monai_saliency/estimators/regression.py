@@ -231,7 +231,7 @@ def _squares(fit: _Fit, bumps: Sequence[Tensor]) -> Tensor:
 
 def _fit_of(masks: BoundMasks, ids: Ids, score: Tensor, basis: Sequence[Tensor], tolerant: bool) -> _Fit | None:
     """The regression of some masks; None where the scores say nothing."""
-    if len(ids) < 3 or bool((score == score[0]).all()):
+    if len(ids) < 3:
         return None
     features = masks.along_axes(ids, basis).flatten(1).to(masks.dtype)
     wanted = score - score[0]
@@ -347,14 +347,14 @@ class _Fit(NamedTuple):
 
 
 def _fit(features: Tensor, scores: Tensor, tolerance: float = 0.0) -> _Fit | None:
-    """Both fits of scores ``(n,)`` on features ``(n, bumps)``, which are centred; None where masks or scores are alike. The
-    tolerance of the leave-one-out error is in its standard errors.
+    """Both fits of scores ``(n,)`` on features ``(n, bumps)``, which are centred; None where masks or scores are alike.
+    The tolerance of the leave-one-out error is in its standard errors.
     """
+    if bool((scores == scores[0]).all()):
+        return None
     features -= features.mean(dim=0)  # in place: it is large
     centred = scores - scores.mean()
     spread = centred.square().mean().sqrt()
-    if len(scores) < 2 or not spread > 0:
-        return None
     compressed = torch.tanh((centred[:, None] - centred[None]) / (_LINEAR * spread)).mean(dim=1)
     compressed = compressed - compressed.mean()
     first = _ridge(features, compressed, tolerance)
