@@ -71,9 +71,7 @@ class Case:
             given: attributes that are known better than by meta data, such as ``name`` and ``labels``.
         """
         images = with_own_meta(images)
-        known: dict[str, Any] = {"name": case_name(images, index), "index": index}
-        known |= {"spacing": image_spacing(images, index), "file": image_file(images, index)}
-        known |= {"affine": image_affine(images, index)}
+        known = {"name": case_name(images, index), "index": index, **_of_meta(images, index)}
         return Case(**known | given)
 
     def with_image(self, image: torch.Tensor, index: int, images: torch.Tensor) -> Case:
@@ -81,10 +79,17 @@ class Case:
 
         Voxel sizes, file and affine are read from the meta data of ``images`` where they are not given.
         """
-        spacing = self.spacing if self.spacing is not None else image_spacing(images, index)
-        file = self.file if self.file is not None else image_file(images, index)
-        affine = self.affine if self.affine is not None else image_affine(images, index)
-        return replace(self, image=image, index=index, spacing=spacing, file=file, affine=affine)
+        missing = {name: value for name, value in _of_meta(images, index).items() if getattr(self, name) is None}
+        return replace(self, image=image, index=index, **missing)
+
+
+def _of_meta(images: torch.Tensor, index: int) -> dict[str, Any]:
+    """The attributes of a case that the meta data of a batch describe; None for what they do not have."""
+    return {
+        "spacing": image_spacing(images, index),
+        "file": image_file(images, index),
+        "affine": image_affine(images, index),
+    }
 
 
 def cases_of(
@@ -99,14 +104,18 @@ def cases_of(
         names: B names.
     """
     count = len(images)
-    sizes = [spacing] * count if spacing is None or isinstance(spacing[0], (int, float)) else spacing
-    given = {"labels": labels, "spacing": sizes, "name": [names] if isinstance(names, str) else names}
+    if spacing is not None and isinstance(spacing[0], (int, float)):
+        spacing = [spacing] * count
+    given: dict[str, Any] = {"labels": labels, "spacing": spacing, "name": names}
+    given = {name: values for name, values in given.items() if values is not None}
     for name, values in given.items():
-        if values is not None and len(values) != count:
+        if len(values) != count:
             raise ValueError(f"`{name}` must have one entry for each of {count} images, got {len(values)}")
-    known = {name: values for name, values in given.items() if values is not None}
-    each = [{name: values[i] for name, values in known.items() if values[i] is not None} for i in range(count)]
-    return [Case.of(images, i, **values) for i, values in enumerate(each)]
+    cases = []
+    for index in range(count):
+        known = {name: values[index] for name, values in given.items()}
+        cases.append(Case.of(images, index, **known))
+    return cases
 
 
 def case_name(images: torch.Tensor, index: int = 0) -> str:

@@ -124,9 +124,7 @@ class Placement:
             return self._keep(case, "they are patches of a larger image")
         if self.transform is None:
             return self._keep(case, "the loader's dataset shows no preprocessing that could be inverted")
-        if isinstance(self.image_key, str) and not self.problem:
-            steps = [(step, before) for step, _, before in _backwards(self.transform, self.image_key)]
-            check_inversion(str(case["case"]), image, steps[::-1])
+        check_inversion(str(case["case"]), steps_of(self.transform))
         placed = dict(case)
         for key in {self.saliency_key, error_key(self.saliency_key), "disagreement"} & case.keys():
             back, reason = self._back(case, key)

@@ -324,8 +324,7 @@ class SaliencyHandler:
             item |= {"explanation": explanation, "title": _title(explanation), "settings": mark, "method": self._method}
             for step in steps_of(self.postprocessing):
                 if isinstance(step, Invertd) and self.saliency_key in step.keys:
-                    of: Any = step.orig_keys[step.keys.index(self.saliency_key)]
-                    check_inversion(explanation.name, item.get(of), [(each, of) for each in steps_of(step.transform)])
+                    check_inversion(explanation.name, steps_of(step.transform))
             done = self.postprocessing(item)
             maps, errors = done[self.saliency_key], done.get(self.standard_error_key)
             if self.summary is not None:

@@ -33,16 +33,18 @@ from monai_saliency.utils.monai_private import tree_map
 
 __all__ = ["Backend", "DiskBackend", "EntryError", "LMDBBackend", "MemoryBackend", "decode", "encode"]
 
-_ENUMS: list[Any] = [
-    kind for kind in vars(monai.utils.enums).values() if isinstance(kind, type) and issubclass(kind, Enum)
-]
+
+def _kinds(module: Any, base: type = object) -> list[Any]:
+    """The subclasses of a class in a module."""
+    return [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, base)]
+
+
+_ENUMS = _kinds(monai.utils.enums, Enum)
 # The types in MONAI's items that torch does not load by itself.
 _TYPES: list[Any] = [
     *(MetaTensor, np.ndarray, np.dtype, pathlib.PosixPath, pathlib.WindowsPath),
     *(np.zeros(0).__reduce__()[0], np.float32(0).__reduce__()[0]),  # the functions that make arrays and numbers
-    *(kind for kind in vars(np.dtypes).values() if isinstance(kind, type)),
-    *(kind for kind in vars(np).values() if isinstance(kind, type) and issubclass(kind, np.generic)),
-    *_ENUMS,
+    *(*_kinds(np.dtypes), *_kinds(np, np.generic), *_ENUMS),
 ]
 torch.serialization.add_safe_globals(_TYPES)
 for _enum in _ENUMS:  # Python 3.11.0 to 3.11.3 would pickle getattr, which is not read again

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and locks that end with their process."""
+"""Files that appear whole or not at all, that are read once while they stay the same, and locks."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
 from monai_saliency.errors import AdviceError, CaseError, OutputError
 
-__all__ = ["atomic_path", "case_file", "locked", "remove_stale", "temporary_path"]
+__all__ = ["atomic_path", "case_file", "locked", "remove_stale", "temporary_path", "while_unchanged"]
 
 logger = logging.getLogger(__name__)
 
@@ -115,3 +116,21 @@ def _warn_no_locks(reason: str) -> None:
     logger.warning(
         "this file system has no locks (%s): start no second run on this folder, for it would do the same work", reason
     )
+
+
+def while_unchanged(read: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Have a function of a path read the file once, and again when its size or times have changed."""
+
+    @functools.lru_cache(maxsize=1 << 18)  # an archive's folder may hold many series
+    def cached(path: Any, *state: int) -> str:
+        return read(path)
+
+    @functools.wraps(read)
+    def checked(path: Any) -> str:
+        try:
+            status = os.stat(path)
+        except OSError:  # such as a link to a file that is not there
+            return read(path)
+        return cached(path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    return checked

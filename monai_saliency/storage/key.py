@@ -7,13 +7,13 @@ own file. A scan is known by its path, size and time, or by its checksum.
 from __future__ import annotations
 
 import functools
-import glob
 import hashlib
 import os
 import random
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
@@ -26,6 +26,7 @@ from monai.transforms import Compose
 from monai.transforms.traits import RandomizableTrait
 
 from monai_saliency.cases import Case
+from monai_saliency.storage.files import while_unchanged
 from monai_saliency.utils.precision import chosen_arithmetic
 from monai_saliency.utils.tensors import plain
 
@@ -44,11 +45,11 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 _DRAWS = (RandomizableTrait, random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 # Attributes that decide no result: random state without random transforms, the file read last, where it runs.
-_IDLE: tuple[tuple[type, set[str]], ...] = (
-    (Compose, {"R", "log_stats"}),
-    (ImageReader, {"filenames", "has_series"}),
-    (Inferer, {"device", "sw_device", "progress"}),
-)
+_IDLE: dict[type, set[str]] = {
+    Compose: {"R", "log_stats"},
+    ImageReader: {"filenames", "has_series"},
+    Inferer: {"device", "sw_device", "progress"},
+}
 _COMPILED = {"_compiled_call_impl", "_is_torch_compile", "_compile_kwargs"}  # attributes that torch.compile adds
 _LIBRARIES = ("monai_saliency", "monai", "torch", "numpy", "nibabel", "scikit-image")  # the last makes supervoxels
 
@@ -84,7 +85,8 @@ def scores_key(network: str, settings: Sequence[Any], case: Case, reads_file: bo
 
 def _taken_apart(value: Any, files: bool) -> Any:
     """A value as nested lists of text."""
-    kind, apart = type(value), functools.partial(_taken_apart, files=files)
+    kind = type(value)
+    apart = functools.partial(_taken_apart, files=files)
     if kind in _PLAIN or isinstance(value, PurePath | torch.dtype | np.dtype):
         return [kind.__name__, repr(value), _mark(value) if files and isinstance(value, str | PurePath) else ""]
     if isinstance(value, torch.device):
@@ -94,16 +96,18 @@ def _taken_apart(value: Any, files: bool) -> Any:
     if kind in (list, tuple):
         return [kind.__name__, *map(apart, value)]
     if kind is dict:
-        return ["dict", *([apart(key), apart(held)] for key, held in value.items())]
+        return ["dict", *([apart(key), apart(content)] for key, content in value.items())]
     if kind in (set, frozenset):
-        return ["set", *sorted(repr(apart(each)) for each in value)]
+        return ["set", *sorted(repr(apart(member)) for member in value)]
     if isinstance(value, np.ndarray | np.generic):
         return _array(value)
     if isinstance(value, torch.Tensor):
         return _tensor(value, apart)
     if isinstance(value, torch.nn.Module):
         return _network(value, apart)
-    return _code(value) if isinstance(value, _CODE) else _object(value, apart)
+    if isinstance(value, _CODE):
+        return _code(value)
+    return _object(value, apart)
 
 
 def _array(value: np.ndarray | np.generic) -> Any:
@@ -123,26 +127,28 @@ def _tensor(value: torch.Tensor, apart: Callable[[Any], Any]) -> Any:
 
 def _network(network: torch.nn.Module, apart: Callable[[Any], Any]) -> Any:
     """The class of each part, its parameters and buffers, and its other attributes."""
-    return [
-        [name, *_part(part, apart)]
-        for name, part in network.named_modules(remove_duplicate=False)
-        if not name.endswith("_guards_fn")  # of an exported graph, which decide no output
-    ]
+    parts = []
+    for name, part in network.named_modules(remove_duplicate=False):
+        if not name.endswith("_guards_fn"):  # of an exported graph, which decide no output
+            parts.append([name, apart(_part(part))])
+    return parts
 
 
-def _part(part: torch.nn.Module, apart: Callable[[Any], Any]) -> Iterator[Any]:
-    held: dict[str, Any] = vars(part)
-    tensors = {name: held.get(name) for name in ("_parameters", "_buffers")}
+def _part(part: torch.nn.Module) -> list[Any]:
+    """What decides the output of a module, its submodules apart."""
+    attributes: dict[str, Any] = vars(part)
+    tensors = {name: attributes.get(name) for name in ("_parameters", "_buffers")}
     if isinstance(part, torch.fx.GraphModule):  # torch.export adds a hook that checks its inputs
-        yield apart([part.code, tensors])
-        return
-    if held.get("_forward_pre_hooks") or held.get("_forward_hooks"):
+        return [part.code, tensors]
+    if attributes.get("_forward_pre_hooks") or attributes.get("_forward_hooks"):
         raise Unfingerprintable(f"a hook on the forward of {type(part).__name__}")
-    # MONAI's DynUNet writes its heads in each forward before it reads them.
     kind: Any = type(part)
-    idle = _frame(kind) | _COMPILED | ({"heads"} if kind.__module__ == "monai.networks.nets.dynunet" else set())
-    own = {name: value for name, value in sorted(held.items()) if name not in idle}
-    yield apart([kind, tensors, own])
+    idle = _frame(kind) | _COMPILED
+    if (
+        kind.__module__ == "monai.networks.nets.dynunet"
+    ):  # DynUNet writes its heads in each forward before it reads them
+        idle |= {"heads"}
+    return [kind, tensors, {name: value for name, value in sorted(attributes.items()) if name not in idle}]
 
 
 @functools.cache
@@ -169,8 +175,10 @@ def _object(value: Any, apart: Callable[[Any], Any]) -> Any:
         return _code(value)
     make, arguments, state, items, pairs = (*taken, None, None, None)[:5]
     if isinstance(state, dict):
-        idle = {name for kind, names in _IDLE if isinstance(value, kind) for name in names}
-        state = {name: held for name, held in sorted(state.items()) if name not in idle}
+        state = dict(sorted(state.items()))
+        for kind, idle in _IDLE.items():
+            if isinstance(value, kind):
+                state = {name: content for name, content in state.items() if name not in idle}
     return ["object", *map(apart, [make, arguments, state, list(items or ()), list(pairs or ())])]
 
 
@@ -181,16 +189,23 @@ def _code_mark(value: Any) -> str:
     """
     bare = value.__name__
     name = getattr(value, "__qualname__", None) or bare
-    # Functions written in C often name no module, or a module that does not hold them.
-    modules = [getattr(value, "__module__", None), "torch", "torch.nn.functional", "numpy"]
-    places = [(module, each) for module in modules if module for each in (name, bare)]
-    module, name = next((place for place in places if _held(*place) is value), ("", name))
+    module, name = _place(value, name, bare)
     if not module:
         function = "a lambda" if "<lambda>" in name else "a local function"
         kind = "the local class" if isinstance(value, type) else function
         raise Unfingerprintable(f"{kind} ({name}), which no module holds under its name")
-    homes = [each.__module__ for each in value.__mro__[:-1]] if isinstance(value, type) else [module]
+    homes = [base.__module__ for base in value.__mro__[:-1]] if isinstance(value, type) else [module]
     return f"{module}.{name} {[*map(_version_of, homes)]}"
+
+
+def _place(value: Any, *names: str) -> tuple[str, str]:
+    """The module that holds a class or function, and under which of some names; no module where none does."""
+    # Functions written in C often name no module, or a module that does not hold them.
+    for module in (getattr(value, "__module__", None), "torch", "torch.nn.functional", "numpy"):
+        for name in names:
+            if module and _held(module, name) is value:
+                return module, name
+    return "", names[0]
 
 
 def _held(module: str, name: str) -> Any:
@@ -208,9 +223,9 @@ def _version_of(module: str) -> str:
         return f"python {sys.version_info[:2]}"
     if not file:
         raise Unfingerprintable(f"code of {module}, which is in no file")
-    if top == "monai_saliency" or {"site-packages", "dist-packages"} & {*Path(file).parts}:
-        return f"{top} {package_version(top)}"
-    return checksum_of(file)
+    is_installed = top == "monai_saliency" or {"site-packages", "dist-packages"} & {*Path(file).parts}
+    version = package_version(top) if is_installed else ""
+    return f"{top} {version}" if version else checksum_of(file)
 
 
 @functools.cache
@@ -218,11 +233,9 @@ def package_version(package: str) -> str:
     """The version of an installed package, by the name that is imported, or that pip has; "" where there is none."""
     if version := getattr(sys.modules.get(package), "__version__", None):
         return str(version)
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        names = metadata.packages_distributions().get(package, ())
-    return ", ".join(map(metadata.version, names))
+    return ""
 
 
 def library_versions() -> dict[str, str]:
@@ -244,21 +257,16 @@ def input_files(case: Any, checksum: bool = False) -> list[list[str]]:
     return [[file, checksum_of(file) if checksum else _mark(file)] for file in files]
 
 
+@while_unchanged
 def checksum_of(file: str | Path) -> str:
     """The sha256 of a file, which is read once while it stays as it is; "" where it cannot be read."""
+    hasher = hashlib.sha256()
     try:
-        status = os.stat(file)
-        return _checksum(str(file), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        with open(file, "rb") as content:
+            while block := content.read(1 << 20):
+                hasher.update(block)
     except OSError:
         return ""
-
-
-@functools.lru_cache(maxsize=65536)
-def _checksum(file: str, *state: int) -> str:
-    hasher = hashlib.sha256()
-    with open(file, "rb") as content:
-        while block := content.read(1 << 20):
-            hasher.update(block)
     return hasher.hexdigest()
 
 
@@ -281,14 +289,9 @@ def paths_of(case: Any) -> Iterator[str]:
         yield os.path.expanduser(case)
 
 
-_HEADERS = {".hdr", ".img", ".mhd", ".nhdr"}  # of scans in two files of one stem
-
-
 def _files_of(path: str) -> Iterator[str]:
+    """The files of a path: itself, or all in a folder; not a named pipe, which would be waited for."""
+    paths = [path]
     if os.path.isdir(path):
-        names = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
-        yield from filter(os.path.isfile, names)  # not a named pipe, which would be waited for
-    elif os.path.isfile(path):
-        stem, ending = os.path.splitext(path)
-        pair = glob.glob(f"{glob.escape(stem)}.*") if ending in _HEADERS else []
-        yield from filter(os.path.isfile, [path, *pair])
+        paths = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+    return filter(os.path.isfile, paths)

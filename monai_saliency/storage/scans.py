@@ -33,7 +33,7 @@ from monai_saliency.storage.dicom import holds_series, read_series, series_files
 from monai_saliency.utils.affines import apart, convert_to_mm, file_affine, mm_per_unit
 from monai_saliency.utils.arguments import require
 
-__all__ = ["JPEG", "NIFTI", "TURNED", "ScanReader", "case_id", "check_readers", "damage_of", "exif_turn", "format_of"]
+__all__ = ["JPEG", "NIFTI", "TURNED", "ScanReader", "case_id", "check_readers", "damage_of", "format_of"]
 __all__ += ["header_problem", "is_photograph", "load_image", "load_scan", "name_hash", "scan_loader", "scan_name"]
 __all__ += ["scan_stem"]
 
@@ -46,54 +46,64 @@ logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR
 TURNED = "turned_by_exif"  # in the meta data of a photograph: whether it is turned, as its file asks viewers to do
 
 _ORIENTATION = 274  # the tag of EXIF
-_COMPLEX = "its voxels are complex numbers: save their magnitude, or the part that the network is for, as a scan"
 
 
 @dataclass(frozen=True)
 class Format:
-    """A file format: its name in errors, its suffixes (longest first), and the package and extra that read it."""
+    """A file format: its suffixes (longest first), and the package and extra that read it."""
 
-    name: str
     suffixes: tuple[str, ...]
     module: str
     extra: str
     is_photograph: bool = False
 
 
-NIFTI = Format("NIfTI scan", (".nii.gz", ".nii"), "nibabel", "")
-JPEG = Format("JPEG picture", (".jpg", ".jpeg"), "PIL", "pillow", True)
+NIFTI = Format((".nii.gz", ".nii"), "nibabel", "")
+JPEG = Format((".jpg", ".jpeg"), "PIL", "pillow", True)
 FORMATS = (
     NIFTI,
-    Format("NRRD scan", (".nrrd", ".nhdr"), "itk", "itk"),
-    Format("MetaImage scan", (".mha", ".mhd"), "itk", "itk"),
-    Format("PNG picture", (".png",), "PIL", "pillow", True),
+    Format((".nrrd", ".nhdr"), "itk", "itk"),
+    Format((".mha", ".mhd"), "itk", "itk"),
+    Format((".png",), "PIL", "pillow", True),
     JPEG,
-    Format("TIFF picture", (".tif", ".tiff"), "PIL", "pillow", True),
+    Format((".tif", ".tiff"), "PIL", "pillow", True),
 )
 
 
 def format_of(path: str | Path) -> Format | None:
     """The format of a file by its suffix; None if the suffix is unknown."""
     name = Path(path).name.lower()
-    return next((each for each in FORMATS if name.endswith(each.suffixes)), None)
+    for known in FORMATS:
+        if name.endswith(known.suffixes):
+            return known
+    return None
+
+
+def is_photograph(path: Any) -> bool:
+    """Whether the format of a file is a photograph's."""
+    known = format_of(path)
+    return known is not None and known.is_photograph
 
 
 def scan_stem(path: str | Path) -> str:
     """The file name of a scan without ``.nii.gz`` or another suffix."""
     name = Path(path).name
-    return next((name[: -len(suffix)] for suffix in NIFTI.suffixes if name.lower().endswith(suffix)), Path(path).stem)
+    for suffix in NIFTI.suffixes:
+        if name.lower().endswith(suffix):
+            return name[: -len(suffix)]
+    return Path(path).stem
 
 
 def case_id(root: Path | None, image: Path) -> str:
-    """The name of a case: the path of its scan below a folder, without its suffix."""
+    """The name of a case: the path of its scan below a folder, without its suffix; elsewhere its file's name, with a
+    hash of its path, which keeps equal file names apart.
+    """
     # Links are not followed: the target of a data manager's link has an arbitrary name.
-    path, folder = Path(os.path.abspath(image)), None if root is None else Path(os.path.abspath(root))
+    path = Path(os.path.abspath(image))
+    folder = None if root is None else Path(os.path.abspath(root))
     if folder is not None and folder in path.parents:
         return (path.relative_to(folder).parent / scan_stem(path)).as_posix()
-    # Its outputs lie in the output folder all the same. The hash keeps equal file names apart.
-    suffix = path.name[len(scan_stem(path)) :]
-    source = path.parent if suffix.lower() == NIFTI.suffixes[0] else path.parent / suffix
-    return f"{scan_stem(path)}-{name_hash(str(source))}"
+    return f"{scan_stem(path)}-{name_hash(str(path))}"
 
 
 def scan_name(images: torch.Tensor, index: int = 0) -> str:
@@ -109,9 +119,9 @@ def name_hash(name: str) -> str:
 
 def check_readers(paths: Iterable[str | Path]) -> None:
     """Refuse files whose reader is not installed."""
-    for found in {format_of(path) for path in paths}:
-        if found is not None:
-            require(found.module, found.extra)
+    for known in set(map(format_of, paths)):
+        if known is not None:
+            require(known.module, known.extra)
 
 
 class ScanReader(ImageReader):
@@ -141,35 +151,23 @@ class ScanReader(ImageReader):
             if len({Path(file).parent for file in files}) > 1:  # the first file alone is known later on
                 raise AdviceError("the files of the DICOM series lie in several folders: put them into one")
             return self, read_series(files)
-        if pipes := [name for name in names if os.path.exists(name) and not os.path.isfile(name)]:
-            raise AdviceError(f"{pipes[0]} is a pipe or a folder, a file is expected: take it off the list of scans")
         check_readers(names[:1])
         reader = self._reader(names[0])
-        for name in names if isinstance(reader, NibabelReader) else ():
-            if problem := _voxel_problem(load_scan(name)):
-                raise AdviceError(problem)
         return reader, reader.read(data, **kwargs)
 
     def get_data(self, img: tuple[ImageReader, Any]) -> tuple[np.ndarray, dict]:
         """The voxels ``(*spatial)`` or ``(*spatial, channels)`` and the meta data of a result of :meth:`read`."""
         reader, content = img
         if isinstance(content, MetaTensor):
-            affine = content.affine.numpy()
-            return content.numpy(), {
-                MetaKeys.SPACE: SpaceKeys.RAS,
-                MetaKeys.AFFINE: affine,
-                MetaKeys.ORIGINAL_AFFINE: affine.copy(),
-                MetaKeys.SPATIAL_SHAPE: np.array(content.shape),
-                MetaKeys.ORIGINAL_CHANNEL_DIM: float("nan"),
-            }
+            return content.numpy(), _meta_of(content)
         data, meta = reader.get_data(content)
         if isinstance(reader, NibabelReader):
             convert_to_mm(meta, str(reader.filenames[0]))
         if isinstance(reader, PILReader):
             meta[TURNED] = self.turn
-        if isinstance(reader, PILReader) and self.channels == 3 and data.ndim == 2:  # which Pillow would cut to 8 bits
-            data = np.stack([data] * 3, axis=-1)
-            meta[MetaKeys.ORIGINAL_CHANNEL_DIM] = -1
+            if self.channels == 3 and data.ndim == 2:  # which Pillow would cut to 8 bits
+                data = np.stack([data] * 3, axis=-1)
+                meta[MetaKeys.ORIGINAL_CHANNEL_DIM] = -1
         return data, meta
 
     def _reader(self, name: Any) -> ImageReader:
@@ -179,7 +177,7 @@ class ScanReader(ImageReader):
         return PILReader(converter=self._converted) if is_photograph(name) else ITKReader()
 
     def _converted(self, image: Any) -> Any:
-        """A Pillow image in gray or in colours."""
+        """A Pillow image in gray or in colours, turned as viewers show it."""
         if image.format == "TIFF" and getattr(image, "n_frames", 1) > 1:  # a camera's JPEG holds a preview too
             raise AdviceError(f"the file holds {image.n_frames} pictures, 1 is expected: split it into single pictures")
         if self.turn and image.getexif().get(_ORIENTATION) in range(2, 9):
@@ -189,26 +187,27 @@ class ScanReader(ImageReader):
         image.load()
         if self.turn:
             require("PIL.ImageOps", "pillow").exif_transpose(image, in_place=True)
-        if self.channels not in (1, 3) or image.mode in ("L", "I", "F") or image.mode.startswith("I;16"):
+        is_gray = image.mode in ("L", "I", "F") or image.mode.startswith("I;16")
+        if self.channels not in (1, 3) or is_gray:
             return image
-        return image.convert("RGB" if self.channels == 3 and image.mode not in ("1", "LA", "La") else "L")
-
-
-def is_photograph(path: Any) -> bool:
-    return getattr(format_of(path), "is_photograph", False)
+        has_colours = image.mode not in ("1", "LA", "La")
+        return image.convert("RGB" if self.channels == 3 and has_colours else "L")
 
 
 def _is_series(names: Sequence[Any]) -> bool:
     return bool(names) and format_of(names[0]) is None and holds_series(names[0])
 
 
-def exif_turn(path: str | Path) -> int:
-    """How a photograph's EXIF orientation asks viewers to turn it, 2 to 8; 1 where it does not."""
-    if not is_photograph(path) or not os.path.isfile(path):
-        return 1
-    with require("PIL.Image", "pillow").open(path) as image:
-        turn = image.getexif().get(_ORIENTATION)
-    return turn if turn in range(2, 9) else 1
+def _meta_of(volume: MetaTensor) -> dict:
+    """The meta data of a DICOM series' volume, as MONAI's readers give them."""
+    affine = volume.affine.numpy()
+    return {
+        MetaKeys.SPACE: SpaceKeys.RAS,
+        MetaKeys.AFFINE: affine,
+        MetaKeys.ORIGINAL_AFFINE: affine.copy(),
+        MetaKeys.SPATIAL_SHAPE: np.array(volume.shape),
+        MetaKeys.ORIGINAL_CHANNEL_DIM: float("nan"),
+    }
 
 
 @functools.cache
@@ -236,9 +235,11 @@ def scan_loader(keys: Any, channels: int | None = None, **settings: Any) -> Load
 
 
 def damage_of(path: str | Path) -> str:
-    """Why a gzip file is not as it was written, in words; "" where it is. Its checksum, which nibabel does not reach,
-    lies at its end.
+    """Why a gzip file is not as it was written, in words; "" where it is, or is no gzip file. Its checksum, which
+    nibabel does not reach, lies at its end.
     """
+    if Path(path).suffix.lower() != ".gz":
+        return ""
     try:
         with gzip.open(path) as file:
             while file.read(1 << 20):
@@ -251,33 +252,24 @@ def damage_of(path: str | Path) -> str:
 def load_scan(path: str | Path) -> SpatialImage:
     """A scan or label map with its header, and its affine in mm. Its voxels are read when they are used."""
     scan = cast(SpatialImage, nib.load(path))
-    scan.affine[:3] *= mm_per_unit(dict(scan.header)) if isinstance(scan, nib.Nifti1Pair) else 1
+    if isinstance(scan, nib.Nifti1Pair):
+        scan.affine[:3] *= mm_per_unit(dict(scan.header))
     return scan
-
-
-def _voxel_problem(scan: SpatialImage) -> str | None:
-    """Why a file does not hold one number for each voxel; None where it does, for each of several volumes."""
-    kind, count = scan.get_data_dtype(), int(np.prod(scan.shape[4:]))
-    if kind.names:
-        return f"its voxels are {''.join(kind.names)} colours: save the scan that they were made from"
-    if count > 1:
-        return f"its voxels are vectors of {count} values (shape {scan.shape}): save one value of each as a scan"
-    return _COMPLEX if kind.kind == "c" else None
 
 
 def header_problem(image: torch.Tensor) -> str | None:
     """Why the file of a scan or label map ``(C, *spatial)`` is damaged or gives its voxels no place; None otherwise."""
-    path, dims = Path(case_name(image)), min(image.ndim - 1, 3)
+    path = Path(case_name(image))
     scan = load_scan(path) if format_of(path) is NIFTI and path.is_file() else None
-    if problem := _COMPLEX if image.is_complex() else scan and _voxel_problem(scan):
-        return problem
-    if scan is not None and path.suffix.lower() == ".gz" and (damage := damage_of(path)):
+    if image.is_complex() or (scan is not None and scan.get_data_dtype().kind == "c"):
+        return "its voxels are complex numbers: save their magnitude, or the part that the network is for, as a scan"
+    if scan is not None and (damage := damage_of(path)):
         return damage
     if not isinstance(image, MetaTensor):
         return None
     # MONAI's reader replaces affines that it does not accept.
     affine = np.asarray(image.affine if scan is None else scan.affine)
-    axes = affine[:-1, :dims]
+    axes = affine[:-1, : min(image.ndim - 1, 3)]
     sizes = np.linalg.norm(axes, axis=0)
     # Relative to the voxel sizes, so that small voxels are not taken for singular; false for NaN.
     if not np.isfinite(affine).all() or not np.linalg.det(axes.T @ axes) > 1e-12 * np.prod(sizes) ** 2:
@@ -285,13 +277,12 @@ def header_problem(image: torch.Tensor) -> str | None:
             f"its affine {np.round(affine, 4).tolist()} is singular or not finite, so its voxels have no place in "
             "the scanner: correct the file's header"
         )
-    if scan is None:
-        return None
-    off = apart(scan.shape, affine, file_affine(image.meta, affine))
-    if off <= 0.1 * min(sizes):
-        return None
     # MONAI takes the qform for a sform that does not fit the voxel sizes that the header lists.
-    return (
-        f"its sform and the qform that MONAI reads put voxels up to {off:.3g} mm apart, so its place in the scanner "
-        "is not known: correct the file's header, in nibabel by `scan.set_qform(scan.affine)` if the sform is right"
-    )
+    off = 0.0 if scan is None else apart(scan.shape, affine, file_affine(image.meta, affine))
+    if off > 0.1 * min(sizes):
+        return (
+            f"its sform and the qform that MONAI reads put voxels up to {off:.3g} mm apart, so its place in the "
+            "scanner is not known: correct the file's header, in nibabel by `scan.set_qform(scan.affine)` if the "
+            "sform is right"
+        )
+    return None

@@ -1,7 +1,8 @@
 """Scores on disk, with which a run resumes in the middle of a case.
 
 The store has a folder for each case and *key* (a hash of the image, the weights of the network and all settings). It
-holds a small ``.npy`` file for each range of masks, and ``reference.npy`` with the scores of the unperturbed image.
+holds a small ``.npy`` file for each range of masks, and ``decides.npy``: the hash of the masks, the scores of the
+unperturbed image and, where these are the same for every image, other numbers of its output.
 Files appear by renaming and hold no pickle. So any number of processes can write to the folder, on any file system: two
 processes that compute the same range write the same file. Behind its array each file has a checksum. A file without it
 (of an older version, or cut off when the power went) is not used, and its scores are computed again. A power cut costs
@@ -30,7 +31,7 @@ from monai_saliency.utils.timing import Timestamp
 __all__ = ["StoredScores", "ScoreStore"]
 
 _CHECKSUM = len(b"crc00000000")
-_DIGEST = 8
+_DIGEST, _DECIDES = 8, "decides.npy"
 _RANGE = re.compile(r"(\d+)-(\d+)\.npy")
 
 
@@ -60,8 +61,8 @@ class StoredScores:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._mine: np.ndarray | None = None
-        self._decides = _decides("", None)
+        self._reference = np.zeros(0)  # the scores of the unperturbed image (K,)
+        self._decides = np.zeros(0)  # what the file of this name must hold
         self._pending: tuple[int, int, torch.Tensor, Timestamp] | None = None
 
     def one_by_one(self) -> StoredScores:
@@ -75,23 +76,26 @@ class StoredScores:
     def _beside(self, words: str) -> StoredScores:
         return StoredScores(self.folder.with_name(f"{self.folder.name}-{words}"))
 
-    def reference(self) -> np.ndarray | None:
-        """The stored scores ``(K,)`` of the unperturbed image. None if there are none."""
-        return _read(self.folder / "reference.npy")
-
     def resume(self, reference: torch.Tensor, masks: str = "", vouch: torch.Tensor | None = None) -> None:
-        """Resume from stored scores if they belong to this image, network and masks; otherwise delete them."""
-        self._mine, self._decides = reference.numpy(force=True), _decides(masks, vouch)
-        # Listed first, so that ranges of another process that writes a new reference in between are not deleted.
+        """Resume from stored scores if they belong to this image, network and masks; otherwise delete them.
+
+        Args:
+            reference: the scores ``(K,)`` of the unperturbed image.
+            masks: what the masks are bound to, as text.
+            vouch: other numbers ``(V,)`` of the output for the unperturbed image, by which it is recognised.
+        """
+        self._reference = reference.numpy(force=True).astype(float)
+        others = [] if vouch is None else vouch.tolist()
+        self._decides = np.array([*_digest(masks), *self._reference, *others], float)
+        # Listed first, so that ranges of another process that writes a new file in between are not deleted.
         ranges = self._files()
-        if self._is_mine():
+        stored = self._stored()
+        if self._is_mine(stored):
             return
-        if (self.folder / "reference.npy").exists():
+        # Where nothing decides yet nothing is deleted, since another process may have begun just now.
+        if stored is not None:
             _remove(ranges)
-        # Without a stored reference nothing is deleted, since another process may have begun just now. The reference is
-        # written last, so that a kill never leaves ranges with the reference of other scores.
-        _write(self.folder / "decides.npy", self._decides)
-        _write(self.folder / "reference.npy", self._mine)
+        _write(self.folder / _DECIDES, self._decides)
 
     def discard(self) -> None:
         """Delete all scores of masks."""
@@ -102,23 +106,28 @@ class StoredScores:
         """The files of ranges. Those with a dot are temporary files of other processes."""
         return sorted(self.folder.glob("[!.]*-*.npy"))
 
-    def _is_mine(self) -> bool:
-        """Whether what is stored belongs to the reference, the masks, and the output, of :meth:`resume`."""
-        decides = _read(self.folder / "decides.npy")
-        if decides is None or not _close(self.reference(), self._mine, 1e-6):
+    def _stored(self) -> np.ndarray | None:
+        """What decides the stored scores, ``(8 + K + V,)``. None if there is none, or a damaged one."""
+        return _read(self.folder / _DECIDES)
+
+    def _is_mine(self, stored: np.ndarray | None) -> bool:
+        """Whether stored scores are of the masks, the reference scores and the output of :meth:`resume`."""
+        own, scores_end = self._decides, _DIGEST + len(self._reference)
+        if stored is None or stored.shape != own.shape or (stored[:_DIGEST] != own[:_DIGEST]).any():
             return False
-        own, at = self._decides, _DIGEST
-        return _close(decides[:at], own[:at], 0) and _close(decides[at:], own[at:], 1e-5)
+        same_scores = _close(stored[_DIGEST:scores_end], own[_DIGEST:scores_end], 1e-6)
+        return same_scores and _close(stored[scores_end:], own[scores_end:], 1e-5)
 
     def check_unchanged(self) -> None:
         """Refuse to go on where another worker has found another reference, and so has removed this one's scores."""
-        stored = self.reference()
-        if self._mine is None or stored is None or self._is_mine():
+        stored = self._stored()
+        if not len(self._decides) or stored is None or self._is_mine(stored):
             return
+        theirs, ours = stored[_DIGEST:].tolist()[:3], self._reference.tolist()[:3]
         raise ValueError(
-            f"another worker scores the unperturbed image {stored.tolist()[:3]}, this one {self._mine.tolist()[:3]}, "
-            "or has other masks, and has removed this one's scores: give all workers the same weights, precision, "
-            "packages and kind of device, or let them share cases (--saliency_split cases)"
+            f"another worker scores the unperturbed image {theirs}, this one {ours}, or has other masks, and has "
+            "removed this one's scores: give all workers the same weights, precision, packages and kind of device, or "
+            "let them share cases (--saliency_split cases)"
         )
 
     def ranges(self) -> list[tuple[int, int, np.ndarray]]:
@@ -159,17 +168,14 @@ def _remove(files: Iterable[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _close(stored: np.ndarray | None, own: np.ndarray | None, tolerance: float) -> bool:
+def _close(stored: np.ndarray, own: np.ndarray, tolerance: float) -> bool:
     """Whether numbers are equal but for a share of the largest of them."""
-    if stored is None or own is None or stored.shape != own.shape:
-        return False
     return bool(np.allclose(stored, own, rtol=0, atol=tolerance * np.abs(own).max(initial=0)))
 
 
-def _decides(masks: str, vouch: torch.Tensor | None) -> np.ndarray:
-    """The hash of the masks' key as 8 numbers, and what else vouches for an image and network, float64 ``(8 + V,)``."""
-    numbers = [] if vouch is None else vouch.detach().cpu().tolist()
-    return np.array([*hashlib.sha256(masks.encode()).digest()[:_DIGEST], *numbers], float)
+def _digest(masks: str) -> list[int]:
+    """The hash of a text, as 8 numbers."""
+    return list(hashlib.sha256(masks.encode()).digest()[:_DIGEST])
 
 
 def _read(path: Path) -> np.ndarray | None:

@@ -17,7 +17,6 @@ from monai_saliency.utils.arguments import a_path, flag
 
 __all__ = [
     "LABEL_REGION_COLUMNS",
-    "LONGEST_CELL",
     "REGION_COLUMNS",
     "SUMMARY_COLUMNS",
     "TRUST_COLUMNS",
@@ -35,14 +34,23 @@ SUMMARY_COLUMNS = (
     *("fill_leaves", "images", "forwards", "predictions", "stopped", "seconds", "settings", "scan"),
 )
 
+
+def _compared(figures: Sequence[str], controls: Sequence[str]) -> list[str]:
+    """The columns of figures of a map, each followed by the same figure of control maps."""
+    columns = []
+    for figure in figures:
+        columns.append(f"trust_{figure}")
+        columns += [f"trust_{figure}_{control}" for control in controls]
+    return columns
+
+
 _MAPS = ("random", "intensity", "edges", "blurred")
-_LABELLED = ("pointing", "mass", "leakage", "auprc")
 #: further columns of ``summary.csv``, in files with a row of ``--trust true``, see :mod:`monai_saliency.handlers.trust`
 TRUST_COLUMNS = (
     *("trust_of", "trust_forwards", "trust_repeatability", "trust_fill_agreement"),
     *("trust_relative_error", "trust_peak_to_error", "trust_labelled"),
-    *(f"trust_{name}{beside}" for name in _LABELLED for beside in ("", *(f"_{map}" for map in (*_MAPS, "randomised")))),
-    *(f"trust_{name}{beside}" for name in ("insertion", "deletion") for beside in ("", *(f"_{map}" for map in _MAPS))),
+    *_compared(("pointing", "mass", "leakage", "auprc"), (*_MAPS, "randomised")),
+    *_compared(("insertion", "deletion"), _MAPS),
     *("trust_randomised", "trust_problem", "trust_curves"),
 )
 #: the columns of ``regions.csv``, see :func:`monai_saliency.transforms.regions.region_rows`
@@ -50,8 +58,6 @@ REGION_COLUMNS = ("case", "class", "channel", "kind", "region", "name", "salienc
 #: the columns of ``label_regions.csv``, see :func:`monai_saliency.transforms.regions.label_region_rows`
 LABEL_REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "mass", "voxels")
 
-#: characters; a spreadsheet takes 32,767
-LONGEST_CELL = 32_000
 # Python reads file names that are not UTF-8 with this error handler, so that the file holds their bytes.
 _ENCODED: Any = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
 # What spreadsheets take for a formula, behind the apostrophes that make it text.
@@ -66,7 +72,7 @@ class CaseTable:
     runs on one folder, complete one table.
 
     A text that a spreadsheet would run as a formula, such as ``=1+1``, has an apostrophe before it in the file, which
-    :meth:`read` takes away. A text of more than 32,000 characters is cut.
+    :meth:`read` takes away.
 
     Args:
         path: the file.
@@ -85,7 +91,7 @@ class CaseTable:
         self.path = a_path("path", path)
         self.columns = tuple(columns)
         self.further = TRUST_COLUMNS if self.columns == SUMMARY_COLUMNS else ()
-        self.cases = None if cases is None else set(map(_kept, cases))
+        self.cases = None if cases is None else set(cases)
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Replace all rows of some cases by new ones, whose keys are the columns."""
@@ -96,15 +102,16 @@ class CaseTable:
         if not rows and not self.path.exists():
             return
         with locked(self.path.with_name(f".{self.path.name}.lock")):
-            found, cases = self.read(), set(map(_kept, cases))
-            others = [row["case"] for row in found if self.cases is not None and row["case"] not in self.cases]
+            rows_now = self.read()
+            others = [] if self.cases is None else [row["case"] for row in rows_now if row["case"] not in self.cases]
             if others:
                 logger.warning(
                     "%s held %d rows of cases that this cohort does not have (the first is %s): they are removed, and "
                     "what else was written of such cases stays. Choose another folder to keep both",
                     *(self.path, len(others), others[0]),
                 )
-            kept = [row for row in found if row["case"] not in cases.union(others)]
+            gone = {*cases, *others}
+            kept = [row for row in rows_now if row["case"] not in gone]
             if rows or kept:
                 # A stable sort keeps the order of the rows of one case.
                 self._write(sorted([*kept, *rows], key=lambda row: row["case"]))
@@ -123,14 +130,19 @@ class CaseTable:
         """
         try:
             with open(self.path, **_ENCODED) as file:
-                header, *lines = [line for line in csv.reader(file) if line] or [[]]
+                lines = [line for line in csv.reader(file) if line]
         except FileNotFoundError:
             return []
-        if "case" not in header or not set(header) <= {*self.columns, *self.further}:
+        header = lines[0] if lines else []
+        known = (*self.columns, *self.further)
+        if "case" not in header or not set(header) <= set(known):
             return []
-        found = [dict(zip(header, map(_text, line), strict=False)) for line in lines]
-        names = [*self.columns, *(name for name in self.further if name in header)]
-        return [{name: row.get(name, "") for name in names} for row in found]
+        names = [name for name in known if name in self.columns or name in header]
+        rows = []
+        for line in lines[1:]:
+            cells = dict(zip(header, map(_text, line), strict=False))
+            rows.append({name: cells.get(name, "") for name in names})
+        return rows
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -143,18 +155,9 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
 
 def _cell(value: Any) -> Any:
     """A value as written to a table's file: text that a spreadsheet would run gets an apostrophe in front."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not _FORMULA.match(value) or _NUMBER.fullmatch(value):
         return value
-    text = _kept(value)
-    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
-
-
-def _kept(text: str) -> str:
-    """A text without the characters that a table's file cannot hold."""
-    text = text.replace("\0", "\\x00")
-    if len(text) > LONGEST_CELL + 50:  # what was cut before is not cut again
-        text = f"{text[:LONGEST_CELL]} ... ({len(text):,} characters)"
-    return text
+    return f"'{value}"
 
 
 def _text(cell: str) -> str:
@@ -213,7 +216,8 @@ class Failures:
         logger.error("%s (%s)\n%s", cause, stage, trace, exc_info=None if trace else error)
         row = {"case": case, "stage": stage, "error": cause.problem}
         with self._lock:
-            self.rows = [*(each for each in self.rows if each["case"] != case), row]
+            self.rows = [other for other in self.rows if other["case"] != case]
+            self.rows.append(row)
             self._table.add([row])
 
     def keep(self, cases: Collection[str]) -> None:

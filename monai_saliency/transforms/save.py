@@ -151,7 +151,7 @@ class SaveSaliencyd(MapTransform):
     """Writes maps as NIfTI files on the scan's own grid, and a picture of each.
 
     For an item whose ``case`` is ``folder/stem`` the files are ``<output_dir>/folder/stem_<key>.nii.gz`` and ``.png``
-    (or ``.svg``). An item without a ``case`` gets the name of its scan's file, with a hash of the file's folder.
+    (or ``.svg``). An item without a ``case`` gets the name of its scan's file, with a hash of the file's path.
 
     The NIfTI file is float32, ``(*spatial)`` or ``(*spatial, K)`` for several maps, with the scan's own header (affine,
     sform and qform codes, units). Its intent is ``estimate`` under the key's name, and ``cal_min`` and ``cal_max`` end

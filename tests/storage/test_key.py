@@ -187,7 +187,6 @@ def test_versions_of_packages_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"monai_saliency", "monai", "torch", "numpy", "nibabel"} <= set(key.library_versions())
     assert key.library_versions()["torch"] == torch.__version__
     assert [key.package_version(name) for name in ("time", "no_such_package")] == ["", ""]
-    assert key.package_version("PIL")  # its distribution has another name
     before = fingerprint(mt.Flipd("image", 0))
     monkeypatch.setattr(key, "package_version", lambda package: "another")
     key._code_mark.cache_clear()
@@ -208,9 +207,6 @@ def test_the_files_of_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     case |= {"more": {"deep": ("dicom",)}, "text": "x" * 5000, "nul": "a\0b", "number": 3}
     found = [row[0] for row in input_files(case)]
     assert found == [str(tmp_path / "a.nii"), "b.nii", "dicom/1.dcm", "dicom/x/2.dcm"]
-    for name in ("s.mhd", "s.raw", "s2.raw"):
-        (tmp_path / name).write_bytes(b"x")
-    assert [row[0] for row in input_files({"image": "s.mhd"})] == ["s.mhd", "s.raw"]
 
 
 @pytest.mark.parametrize("checksum", [True, False])
@@ -224,6 +220,5 @@ def test_a_file_is_known_by_size_and_time_or_by_its_content(checksum: bool, tmp_
     assert [later != earlier for earlier, later in itertools.pairwise(found)] == (
         [False, True, True] if checksum else [True, False, True]
     )
-    key._checksum.cache_clear()
     os.utime(scan, ns=(3, 3))
     assert checksum_of(scan) == checksum_of(str(scan)) != checksum_of(tmp_path / "gone") == ""

@@ -45,19 +45,12 @@ def test_a_name_that_looks_like_a_formula_has_one_row(tmp_path: Path) -> None:
     assert not table.path.exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("M\udcfcller", "M\udcfcller"),  # a byte that is not UTF-8, as in file names
-        ("nul\0", "nul\\x00"),
-        ("x" * 200_000, "x" * 32_000 + " ... (200,000 characters)"),
-    ],
-)
-def test_texts_that_a_file_cannot_hold(text: str, kept: str, tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8_is_kept(tmp_path: Path) -> None:
+    """A byte of a file's name, as Python reads it."""
     table = CaseTable(tmp_path / "t.csv", columns=COLUMNS)
     for case in "ab":
-        table.add([{"case": case, "error": text}])
-    assert [row["error"] for row in table.read()] == [kept, kept]
+        table.add([{"case": case, "error": "M\udcfcller"}])
+    assert [row["error"] for row in table.read()] == ["M\udcfcller"] * 2
 
 
 def test_a_case_that_succeeds_later_is_not_among_the_failures(tmp_path: Path) -> None:

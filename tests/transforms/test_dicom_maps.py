@@ -123,11 +123,8 @@ def test_one_patient_whose_headers_are_not_alike(tmp_path: Path, change: Any) ->
         (on_second(FrameOfReferenceUID="1.2.8"), "mixed frames of reference"),
         (on_second(NumberOfFrames=2), "several frames"),
         (on_second(PatientID="43"), "mixed patients"),
-        (on_second(PatientName="Roe^Richard"), "mixed patients"),
         (on_second(PhotometricInterpretation="MONOCHROME1"), "mixed photometric interpretations"),
         (on_second(ModalityLUTSequence=[pydicom.Dataset()]), "a table .ModalityLUTSequence., .* convert it to NIfTI"),
-        (without("RescaleIntercept"), "1 of its 4 slices lack RescaleIntercept, so their values are of another unit"),
-        (on_second(RescaleSlope=None), "1 of its 4 slices lack RescaleSlope"),
         (without("PixelData"), "hold no image"),
         (lambda number, made: made if number == 0 else None, "it has 1 slice"),
     ],
@@ -165,15 +162,10 @@ def test_slices_at_rounded_places(step: float, decimals: int, along: np.ndarray,
         files = write(tmp_path / str(number), "1.2.3", at_rounded(step, along, decimals, number), voxels)
         with pytest.raises(AdviceError, match=f"a gap of .* mm after slice {number} of 16, .* copy the missing"):
             read_series(files)
-    if decimals > 1:  # else it may have been rounded by as much
-        far, near = max(0.08, 0.2 * step), max(0.03, 0.05 * step)
-        files = write(tmp_path / "moved", "1.2.3", at_rounded(step, along, decimals, moved=far), voxels)
-        with pytest.raises(AdviceError, match=r"slice 4 of 17 lies 0\.\d* mm off the line .*: resample the scan"):
-            read_series(files)
-        files = write(tmp_path / "near", "1.2.3", at_rounded(step, along, decimals, moved=near), voxels)
-        with pytest.warns(UserWarning, match=r"slice 4 of 17 lies 0\.\d* mm off the line .*, and its maps as well"):
-            close = np.asarray(read_series(files).affine)
-        assert np.abs((close - affine) @ [0, 0, 8, 1]).max() < near
+    moved = at_rounded(step, along, decimals, moved=0.2 * step + 0.07)
+    files = write(tmp_path / "moved", "1.2.3", moved, voxels)
+    with pytest.raises(AdviceError, match=r"slice 4 of 17 lies 0\.\d* mm off the line .*: resample the scan"):
+        read_series(files)
 
 
 # Maps of DICOM series as DICOM: what is written, in which colours, and what is removed.
