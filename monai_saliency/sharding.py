@@ -81,11 +81,16 @@ def units(count: int, num_workers: int = 1, split: str = "auto") -> list[Unit]:
     whole_numbers("num_workers", num_workers, 1)
     split = check_option("split", split, _SPLITS)
     if split == "masks":
-        return [Unit(index, Part(worker, num_workers)) for index in range(count) for worker in range(num_workers)]
+        parts = [Part(worker, num_workers) for worker in range(num_workers)]
+        return [Unit(index, part) for index in range(count) for part in parts]
     if split == "cases" or num_workers <= count or count == 0:
         return [Unit(index) for index in range(count)]
-    workers_of = [len(range(index, num_workers, count)) for index in range(count)]
-    return [Unit(r % count, Part(r // count, workers_of[r % count])) for r in range(num_workers)]
+    shared = []
+    for worker in range(num_workers):
+        number, index = divmod(worker, count)
+        workers_of_case = len(range(index, num_workers, count))
+        shared.append(Unit(index, Part(number, workers_of_case)))
+    return shared
 
 
 def check_rank(rank: int, world_size: int) -> None:

@@ -101,9 +101,6 @@ class MemoryBackend:
         self.behind = behind
         self._entries: OrderedDict[str, bytes] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_entries": OrderedDict()}
 

@@ -51,6 +51,7 @@ _IDLE: dict[type, set[str]] = {
     Inferer: {"device", "sw_device", "progress"},
 }
 _COMPILED = {"_compiled_call_impl", "_is_torch_compile", "_compile_kwargs"}  # attributes that torch.compile adds
+_WRITTEN = {"monai.networks.nets.dynunet": {"heads"}}  # what a forward writes before it reads it
 _LIBRARIES = ("monai_saliency", "monai", "torch", "numpy", "nibabel", "scikit-image")  # the last makes supervoxels
 
 
@@ -143,11 +144,7 @@ def _part(part: torch.nn.Module) -> list[Any]:
     if attributes.get("_forward_pre_hooks") or attributes.get("_forward_hooks"):
         raise Unfingerprintable(f"a hook on the forward of {type(part).__name__}")
     kind: Any = type(part)
-    idle = _frame(kind) | _COMPILED
-    if (
-        kind.__module__ == "monai.networks.nets.dynunet"
-    ):  # DynUNet writes its heads in each forward before it reads them
-        idle |= {"heads"}
+    idle = _frame(kind) | _COMPILED | _WRITTEN.get(kind.__module__, set())
     return [kind, tensors, {name: value for name, value in sorted(attributes.items()) if name not in idle}]
 
 

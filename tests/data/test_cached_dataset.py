@@ -271,7 +271,7 @@ def test_window(cohort: Path, folder: str | None, computed: Any) -> None:
     for _ in range(2):
         for item, reference in zip(items, uncached, strict=True):
             assert_same(item, reference)
-            assert len(items.backend) <= 2
+            assert len(items.backend._entries) <= 2
     assert computed() == all_once(1 if folder else 2)
     for path in (cohort.parent / "cache").rglob("*"):
         if path.is_file():
