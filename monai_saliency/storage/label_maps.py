@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import nibabel as nib
 import numpy as np
@@ -156,7 +157,7 @@ def label_problem(label: torch.Tensor, image: torch.Tensor) -> str | None:
     problem = header_problem(label)
     if problem or shape != image.shape[1:] or not (_has_file_affine(label) and _has_file_affine(image)):
         return problem
-    own, its = (to_affine_nd(3, affine_in_mm(each)) for each in (label, image))
+    own, its = to_affine_nd(3, affine_in_mm(label)), to_affine_nd(3, affine_in_mm(image))
     off = apart(shape, own, its)
     if off <= _NEAR * min(nib.affines.voxel_sizes(its)):
         return None
@@ -173,11 +174,11 @@ def label_problem(label: torch.Tensor, image: torch.Tensor) -> str | None:
     return None
 
 
-def _has_file_affine(image: torch.Tensor) -> bool:
+def _has_file_affine(image: torch.Tensor) -> TypeGuard[MetaTensor]:
     """Whether the meta data of an image have the affine of its file."""
     return isinstance(image, MetaTensor) and MetaKeys.ORIGINAL_AFFINE in image.meta
 
 
-def _to_file(image: torch.Tensor, affine: np.ndarray) -> np.ndarray:
+def _to_file(image: MetaTensor, affine: np.ndarray) -> np.ndarray:
     """The affine ``(4, 4)`` from the voxels of an image to the voxels of its file."""
     return np.linalg.pinv(file_affine(image.meta, affine)) @ affine

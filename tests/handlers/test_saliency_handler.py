@@ -130,7 +130,7 @@ def test_items_without_a_name_are_called_after_their_files(tmp_path: Path) -> No
     batch = list_data_collate([dataset[0], dataset[1]])
     handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
     handler.finish()
-    expected = {f"ct-{sha256(str(file.parent).encode()).hexdigest()[:8]}" for file in files}
+    expected = {f"ct-{sha256(str(file).encode()).hexdigest()[:8]}" for file in files}
     assert set(handler.explainer.explained) == expected
     assert {path.name for path in out.iterdir()} == {f"{name}_saliency.nii.gz" for name in expected}
     saved = SaveSaliencyd("map", out, picture=False)(Saliencyd("image", brightness, windows, names="map")(dataset[0]))
