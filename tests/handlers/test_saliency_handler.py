@@ -166,7 +166,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(stored: bool, tmp_path: 
 
 def test_a_preprocessing_that_does_not_lead_back_is_refused(tmp_path: Path) -> None:
     """By the bundle's handler, and in other people's bundles."""
-    nib.save(nib.Nifti1Image(np.ones((12, 10, 8), np.float32), np.eye(4)), tmp_path / "scan.nii.gz")
+    write_scan(tmp_path / "scan.nii.gz", (12, 10, 8), np.eye(4))
     spacing = Spacingd("image", (2, 2, 2), recompute_affine=True)
     preprocessing = Compose([LoadImaged("image", ensure_channel_first=True), spacing])
     data = Dataset([{"image": str(tmp_path / "scan.nii.gz"), "case": "scan"}], preprocessing)
@@ -185,7 +185,7 @@ def test_a_preprocessing_that_does_not_lead_back_is_refused(tmp_path: Path) -> N
         (row,) = rows_of(tmp_path / folder / "failures.csv")
         assert row["case"] == "scan"
         assert (
-            "cannot be inverted, so the map would lie elsewhere: recompute_affine=True of MONAI's Spacingd"
+            "cannot be inverted, so the map would lie elsewhere: recompute_affine=True of Spacingd"
             in row["error"]
         )
         assert not list((tmp_path / folder).glob("*.nii.gz"))
