@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 import pytest
 import torch
