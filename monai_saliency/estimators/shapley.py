@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,18 +12,11 @@ from torch import Tensor
 from monai_saliency.estimators.base import Estimator, score_rounding
 from monai_saliency.masks.base import BoundMasks, Observed
 from monai_saliency.masks.coalition import BoundCoalitionMasks, Meeting, inclusion
-from monai_saliency.utils.arguments import flag
 
 __all__ = ["ShapleyScoring", "ShapleyValues", "shapley_values"]
 
 # How far exact values may miss their sum before they are refused, relative to the largest drop of the score.
 _MISSED = 1e-3
-# Triples are made of at most this many players: 4060 triples.
-_PLAYERS = 30
-# Pairs are predicted by the others in this many groups.
-_FOLDS = 5
-# At most one interaction is chosen for this many pairs: one for ten coalitions, as in the paper.
-_PAIRS = 5
 
 
 @dataclass(frozen=True)
@@ -105,11 +97,6 @@ class ShapleyScoring(Estimator):
 
     It needs :class:`~monai_saliency.masks.CoalitionMasks`.
 
-    Args:
-        interactions: whether the regression has interactions of three players too, those that help to predict other
-            pairs: OddSHAP (Fumagalli et al., arXiv 2602.01399), where a greedy choice and cross-validation replace the
-            paper's boosted trees. Not read if values are exact.
-
     Raises:
         ValueError: (from ``compute``) for other masks, when scores are missing, and when the score turns out not to be
             a sum over voxels of a sliding-window model's output.
@@ -126,9 +113,6 @@ class ShapleyScoring(Estimator):
         >>> explain(image, lambda x: (x[:, 0, 1, 0] * x[:, 0, 1, 1])[:, None]).tolist()
         [[[[0.0, 0.0], [10.0, 10.0]]]]
     """
-
-    def __init__(self, interactions: bool = False) -> None:
-        self.interactions = flag("interactions", interactions)
 
     def check(self, masks: BoundMasks) -> None:
         if not isinstance(masks, BoundCoalitionMasks):
@@ -148,7 +132,7 @@ class ShapleyScoring(Estimator):
         drops = torch.zeros(len(masks) + 1, scores.shape[1], dtype=torch.float64)
         drops[torch.as_tensor(list(ids))] = observed.reference_scores.cpu().double() - scores.cpu().double()
         if masks.meetings is None:
-            values, variance = _regression(masks, drops, self.interactions)
+            values, variance = _regression(masks, drops)
             return ShapleyValues(list(masks.players), values, variance.sqrt())
         values = drops.new_zeros(len(masks.players), drops.shape[1])
         for meeting in masks.meetings:
@@ -194,84 +178,26 @@ def _share(meeting: Meeting, drops: Tensor, values: Tensor) -> None:
         values[player] += shares.reshape(-1, 2, 2**place, values.shape[1])[:, 1].sum(dim=(0, 1))
 
 
-def triples(first: np.ndarray, features: Tensor, weight: Tensor, values: Tensor) -> Tensor:
-    """The missed part of products of three signs, whose Shapley values are 2/3 for each of the three."""
-    players = first.shape[1]
-    looked_at = values.abs().argsort(descending=True, stable=True)[:_PLAYERS].sort().values.tolist()
-    places = torch.tensor(list(itertools.combinations(looked_at, 3)), dtype=torch.long).reshape(-1, 3)
-    signs = torch.from_numpy(first).to(features) * 2 - 1
-    size = (signs.sum(dim=1, keepdim=True) + players) / 2
-    products, known = signs[:, places[:, 0]], features[:, places[:, 0]]
-    for place in places.T[1:]:
-        products, known = products * signs[:, place], known + features[:, place]
-    return weight * (products - 2 / players * (size - players / 2)) - 2 / 3 * known
-
-
-def choose(base: Tensor, columns: Tensor, wanted: Tensor) -> tuple[list[int], Tensor]:
-    """Choose columns that help to predict pairs, in addition to a regression's, and the part that each pair misses."""
-    count, inner = len(wanted), len(wanted) * (_FOLDS - 1) // _FOLDS
-    most = max(0, min(count // _PAIRS, (inner - base.shape[1]) // 2, columns.shape[1]))
-    group = torch.arange(count) % _FOLDS
-    missed = torch.zeros(count, most + 1, dtype=wanted.dtype)
-    for each in range(_FOLDS):
-        _, left = _path(base, columns, wanted, group != each, most)
-        missed[group == each] = left[group == each]
-    best = int(missed.square().sum(dim=0).argmin())
-    places, _ = _path(base, columns, wanted, group >= 0, best)
-    return places, missed[:, best]
-
-
-def _path(base: Tensor, columns: Tensor, wanted: Tensor, train: Tensor, steps: int) -> tuple[list[int], Tensor]:
-    """Choose one column after another by the pairs ``train``, bool ``(m,)``."""
-    solve = torch.linalg.pinv(base[train])
-    left = wanted - base @ (solve @ wanted[train])
-    rest = columns - base @ (solve @ columns[train])
-    scale = columns[train].square().sum(dim=0)
-    places: list[int] = []
-    missed = [left]
-    for _ in range(steps):
-        norm = rest[train].square().sum(dim=0)
-        gain = (left[train] @ rest[train]).square() / norm
-        gain = torch.where(norm > 1e-6 * scale, gain, -1.0)
-        best = int(gain.argmax())
-        if gain[best] > 1e-20 * wanted.square().sum():
-            places.append(best)
-            along = rest[:, best] / norm[best].sqrt()
-            left = left - along * (along[train] @ left[train])
-            rest = rest - along[:, None] * (along[train] @ rest[train])
-        missed.append(left)
-    return places, torch.stack(missed, dim=1)
-
-
-def _regression(masks: BoundCoalitionMasks, drops: Tensor, interactions: bool) -> tuple[Tensor, Tensor]:
+def _regression(masks: BoundCoalitionMasks, drops: Tensor) -> tuple[Tensor, Tensor]:
     """Shapley values ``(players, K)`` of KernelSHAP's regression on pairs of complements, and their variances.
 
-    A Shapley value depends on the odd part of a game alone, where pairs of complements differ. In the Fourier basis
-    it is a sum of products of an odd number of signs. The regression has the products of one; OddSHAP adds products of
-    three.
+    A Shapley value depends on the odd part of a game alone, where pairs of complements differ.
     """
     pairs = np.asarray(masks.pairs)
-    first, half = masks.coalitions[pairs[:, 0]], (drops[pairs[:, 1]] - drops[pairs[:, 0]]) / 2  # drops are negative
+    first = masks.coalitions[pairs[:, 0]]
+    half = (drops[pairs[:, 1]] - drops[pairs[:, 0]]) / 2  # drops are negative
     count, players = first.shape
     sizes = first.sum(axis=1)
     size = torch.from_numpy(sizes).double()[:, None]
-    chance, weights = (torch.from_numpy(each[sizes])[:, None] for each in inclusion(players, count))
-    weight = weights.sqrt()
+    chance, weights = inclusion(players, count)
+    chosen = torch.from_numpy(chance[sizes])  # how likely each pair is drawn
+    weight = torch.from_numpy(weights[sizes]).sqrt()[:, None]
     features = weight * (torch.from_numpy(first).double() - size / players)
     share = drops[0] / players
     wanted = weight * (half - share * (size - players / 2))
-    values, variance = [], []
-    for target in wanted.T:
-        beside, least = features, torch.zeros_like(target)
-        if interactions:
-            columns = triples(first, features, weight, torch.linalg.pinv(features) @ target)
-            places, missed = choose(features, columns, target)
-            beside, least = torch.cat([features, columns[:, places]], dim=1), missed.abs() * bool(places)
-        solve = torch.linalg.pinv(beside)
-        rests = solve @ target
-        # As if each pair in turn were predicted by the others, for pairs that need not have been drawn.
-        leverage = (beside * solve.T).sum(dim=1)
-        left = ((target - beside @ rests) / (1 - leverage).clamp_min(1e-3)).hypot(least)
-        values.append(rests[:players])
-        variance.append((solve.square() @ (left.square() * (1 - chance[:, 0])))[:players])
-    return share + torch.stack(values, dim=1), torch.stack(variance, dim=1)
+    solve = torch.linalg.pinv(features)
+    rests = solve @ wanted
+    # As if each pair in turn were predicted by the others, for pairs that need not have been drawn.
+    leverage = (features * solve.T).sum(dim=1, keepdim=True)
+    left = (wanted - features @ rests) / (1 - leverage).clamp_min(1e-3)
+    return share + rests, solve.square() @ (left.square() * (1 - chosen)[:, None])

@@ -122,7 +122,6 @@ def shapley(
     num_supervoxels: int | None = None,
     background: bool = True,
     per_channel: bool = False,
-    interactions: bool = False,
     *,
     target: TargetLike = None,
     estimator: Estimator | None = None,
@@ -157,9 +156,7 @@ def shapley(
         background: whether the voxels of no region, label 0, are a region too. If not, they are always kept, and the
             sum is what all regions together add to them.
         per_channel: whether each channel of each region has a value of its own, and a map for each channel.
-        interactions: whether an estimate looks for interactions of three regions too (OddSHAP, arXiv 2602.01399):
-            more exact from ten sets for each region on, where few regions act together or the score saturates.
-        estimator: ``ShapleyScoring(interactions)`` by default.
+        estimator: ``ShapleyScoring()`` by default.
 
     Raises:
         ValueError: when a number is not a whole number of at least 1, or both ``regions`` and ``num_supervoxels``
@@ -179,7 +176,7 @@ def shapley(
     cuts = sliding_inferer(settings.get("inferer")) if getattr(target, "is_additive", False) else None
     makes, linear = _regions(regions, num_supervoxels), bool(getattr(target, "is_linear", False))
     masks = CoalitionMasks(num_coalitions, seed, makes, background, per_channel, cuts, linear)
-    return PerturbationInferer(masks, target, estimator or ShapleyScoring(interactions), **settings)
+    return PerturbationInferer(masks, target, estimator or ShapleyScoring(), **settings)
 
 
 def _regions(regions: Any, num_supervoxels: int | None) -> Any:

@@ -108,7 +108,7 @@ def maps() -> dict[str, Callable[[], Any]]:
         "region_occlusion": lambda: plain(ms.region_occlusion(**score), three, labels=True),
         "channel_occlusion": lambda: plain(ms.channel_occlusion(**score), colours),
         "shapley": lambda: plain(ms.shapley(**score), three, labels=True),
-        "shapley sampled": lambda: plain(ms.shapley(24, interactions=False, **score), two, labels=True),
+        "shapley sampled": lambda: plain(ms.shapley(24, **score), two, labels=True),
         "hsic": lambda: plain(ms.hsic(100, 5, **score), two),
         "sobol": lambda: plain(ms.sobol(8, 4, **score), two),
         "minimal_region": lambda: plain(

@@ -183,10 +183,7 @@ def test_a_preprocessing_that_does_not_lead_back_is_refused(tmp_path: Path) -> N
     for folder in ("ours", "theirs"):
         (row,) = rows_of(tmp_path / folder / "failures.csv")
         assert row["case"] == "scan"
-        assert (
-            "cannot be inverted, so the map would lie elsewhere: recompute_affine=True of Spacingd"
-            in row["error"]
-        )
+        assert "cannot be inverted, so the map would lie elsewhere: recompute_affine=True of Spacingd" in row["error"]
         assert not list((tmp_path / folder).glob("*.nii.gz"))
 
 

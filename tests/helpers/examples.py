@@ -126,7 +126,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
         lambda dims: {"regions": quarters},
         lambda dims: {"regions": quarters, "num_coalitions": 13},
         lambda dims: {"regions": quarters, "num_coalitions": 25, "per_channel": True},
-        lambda dims: {"regions": quarters, "num_coalitions": 13, "interactions": True},
+        lambda dims: {"regions": quarters, "num_coalitions": 13},
     ],
     "hsic": [lambda dims: {"num_masks": 20, "grid_size": 3}, lambda dims: {"num_masks": 12, "regions": quarters}],
     # The image's score is above the fill's.
