@@ -14,6 +14,7 @@ import torch
 from helpers.dependent import COUPLINGS, Coupled, Layered, classify, segment
 from helpers.examples import METHODS, found_in_package
 from helpers.forked_ranks import on_ranks
+from helpers.tolerances import assert_close
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
@@ -50,7 +51,7 @@ def check_one_at_a_time(
         return [each.saliency for each in make(batch).explain(inputs, run, cases=cases)]
 
     for one, other in zip(explain(BATCH, network), explain(1, network), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+        assert_close(one, other, scale=1)
     for coupling in COUPLINGS:
         dependent = Coupled(network, coupling)
         expected = []
@@ -63,7 +64,7 @@ def check_one_at_a_time(
                     explain(batch, dependent)
             continue
         for one, other in zip(explain(BATCH, dependent), expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=coupling)
+            assert_close(one, other, scale=1)
 
 
 @pytest.mark.parametrize("sliding", [False, True])

@@ -154,17 +154,43 @@ def test_a_mistake_is_named(make: Any, message: str, tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-def test_honest_values_pass() -> None:
+class TestHonestValues:
     """NumPy's numbers, tensors of one number, ranges and arrays of indices are what they look like."""
-    masks = ms.masks.RISEMasks(np.int64(9), np.array([4, 4]), np.float32(0.5), torch.tensor(3))
-    assert (masks.num_masks, masks.seed, masks.p1) == (9, 3, 0.5)
-    assert ms.masks.RISEMasks(torch.tensor([9]), torch.tensor([4, 4])).num_masks == 9
-    for classes in (1, np.int64(1), [1], (1,), range(1, 2), np.array([1]), torch.tensor([1]), [np.int32(1)]):
+
+    def test_of_masks(self) -> None:
+        masks = ms.masks.RISEMasks(np.int64(9), np.array([4, 4]), np.float32(0.5), torch.tensor(3))
+        assert (masks.num_masks, masks.seed, masks.p1) == (9, 3, 0.5)
+        masks = ms.masks.RISEMasks(torch.tensor([9]), torch.tensor([4, 4]))
+        assert masks.num_masks == 9
+
+    @pytest.mark.parametrize(
+        "classes", [1, np.int64(1), [1], (1,), range(1, 2), np.array([1]), torch.tensor([1]), [np.int32(1)]]
+    )
+    def test_of_classes(self, classes: Any) -> None:
         assert ms.ClassScore(classes, "none").classes == [1]
-    assert ms.estimators.RISEScoring(np.float64(0.5)).p1 == ms.estimators.RISEScoring(torch.tensor(0.5)).p1 == 0.5
-    settings = {"fill": torch.zeros_like, "output": lambda output: output, "inferer": SimpleInferer()}
-    assert torch.isfinite(window(**settings, patch_memory=None)(IMAGES, NETWORK)).all()
-    for fill in (ms.ConstantFill(torch.tensor(0.5)), ms.ConstantFill(np.array([0.5])), ms.BlurFill(np.float32(2))):
-        assert torch.isfinite(window(fill=fill)(IMAGES, NETWORK)).all()
-    for target in (ms.RegionScore(np.int64(1), "none", region=torch.ones(8, 8)), ms.DiceScore([1], "none", smooth=1)):
-        assert torch.isfinite(window(target)(IMAGES, lambda x: torch.cat([1 - x, x], 1))).all()
+
+    @pytest.mark.parametrize("p1", [np.float64(0.5), torch.tensor(0.5)])
+    def test_of_an_estimator(self, p1: Any) -> None:
+        assert ms.estimators.RISEScoring(p1).p1 == 0.5
+
+    def test_of_an_inferer(self) -> None:
+        explain = window(
+            fill=torch.zeros_like, output=lambda output: output, inferer=SimpleInferer(), patch_memory=None
+        )
+        assert explain(IMAGES, NETWORK).isfinite().all()
+
+    @pytest.mark.parametrize(
+        "fill", [ms.ConstantFill(torch.tensor(0.5)), ms.ConstantFill(np.array([0.5])), ms.BlurFill(np.float32(2))]
+    )
+    def test_of_fills(self, fill: Any) -> None:
+        assert window(fill=fill)(IMAGES, NETWORK).isfinite().all()
+
+    @pytest.mark.parametrize(
+        "target",
+        [ms.RegionScore(np.int64(1), "none", region=torch.ones(8, 8)), ms.DiceScore([1], "none", smooth=1)],
+    )
+    def test_of_targets_of_a_segmentation(self, target: Any) -> None:
+        def segment(images: torch.Tensor) -> torch.Tensor:
+            return torch.cat([1 - images, images], dim=1)
+
+        assert window(target)(IMAGES, segment).isfinite().all()

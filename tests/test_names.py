@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.paths import BUNDLE
+from helpers.tolerances import assert_close, assert_same_bits
 from torch import nn
 
 import monai_saliency as ms
@@ -61,14 +62,14 @@ def test_a_setting_that_lacks_a_letter(name: str) -> None:
 def test_a_target_is_a_class_several_or_what_is_predicted() -> None:
     maps = lambda **given: ms.rise(20, 2, **given)(IMAGES, NETWORK)  # noqa: E731
     softmax = {"activation": "softmax"}
-    assert torch.equal(maps(), maps(target=ms.ClassScore("predicted", **softmax)))
-    assert torch.equal(maps(target=2), maps(target=ms.ClassScore([2], **softmax)))
-    assert torch.equal(maps(target=[0, 2]), maps(target=ms.ClassScore([0, 2], **softmax)))
-    assert torch.equal(ms.explain(NETWORK, IMAGES, 2, "rise", num_masks=20, grid_size=2), maps(target=2))
-    assert torch.equal(ms.explain(NETWORK, IMAGES, num_masks=40), ms.focused_rise(40)(IMAGES, NETWORK))
+    assert_same_bits(maps(), maps(target=ms.ClassScore("predicted", **softmax)))
+    assert_same_bits(maps(target=2), maps(target=ms.ClassScore([2], **softmax)))
+    assert_same_bits(maps(target=[0, 2]), maps(target=ms.ClassScore([0, 2], **softmax)))
+    assert_same_bits(ms.explain(NETWORK, IMAGES, 2, "rise", num_masks=20, grid_size=2), maps(target=2))
+    assert_same_bits(ms.explain(NETWORK, IMAGES, num_masks=40), ms.focused_rise(40)(IMAGES, NETWORK))
     ends_in_softmax = nn.Sequential(NETWORK, nn.Softmax(1))
     expected = maps(target=ms.ClassScore("predicted", "softmax"))
-    torch.testing.assert_close(ms.explain(ends_in_softmax, IMAGES, method="rise", num_masks=20, grid_size=2), expected)
+    assert_close(ms.explain(ends_in_softmax, IMAGES, method="rise", num_masks=20, grid_size=2), expected)
     with pytest.raises(
         ValueError, match=r"may hold probabilities or logits.* target=ms\.AutoTarget\(activation='none'\)"
     ):
@@ -85,9 +86,9 @@ def test_what_is_known_of_the_images() -> None:
         found = explain.explain(IMAGES, NETWORK, labels=labels, spacing=sizes, names=["a", "b"])
         assert [each.name for each in found] == ["a", "b"]
         assert all(torch.equal(one.saliency, two.saliency) for one, two in zip(found, expected, strict=True))
-    assert torch.equal(explain(IMAGES, NETWORK, labels=labels)[1], expected[1].saliency)
+    assert_same_bits(explain(IMAGES, NETWORK, labels=labels)[1], expected[1].saliency)
     window = ms.sliding_window(4, window_unit="mm", target=0)
-    assert torch.equal(window(IMAGES, NETWORK, spacing=(1.0, 2.0)), window(IMAGES, NETWORK, cases=cases))
+    assert_same_bits(window(IMAGES, NETWORK, spacing=(1.0, 2.0)), window(IMAGES, NETWORK, cases=cases))
     with pytest.raises(ValueError, match="`name` must have one entry for each of 2 images, got 1"):
         explain(IMAGES, NETWORK, names=["a"])
     with pytest.raises(ValueError, match="give either these or `cases`"):

@@ -215,30 +215,48 @@ def test_organs_and_modalities(tmp_path: Path) -> None:
     settings = TWO_CHANNELS | {"mask_batch_size": 1, "per_channel": True, "region_names": {4: "liver"}}
     settings["method"] = "region_occlusion"
     rows = run(folder, tmp_path / "out", weights, **settings)
-    assert [(row["case"], row["channel"]) for row in rows] == [(f"imagesTs/s{i}", c) for i in range(2) for c in "01"]
+    assert [(row["case"], row["channel"]) for row in rows] == [
+        ("imagesTs/s0", "0"),
+        ("imagesTs/s0", "1"),
+        ("imagesTs/s1", "0"),
+        ("imagesTs/s1", "1"),
+    ]
     assert {row["forwards"] for row in rows} == {str(1 + 2 * 2)}
-    table = rows_of(tmp_path / "out" / "regions.csv")
-    assert len(table) == 2 * 2 * 2
-    assert {(row["region"], row["name"]) for row in table} == {("4", "liver"), ("9", "")}
-    saliency = nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").get_fdata()
-    label = np.asarray(nib.load(folder / "labelsTs" / "s0.nii.gz").dataobj)
+    saliency, label = saved_map(tmp_path / "out"), saved_label(folder)
     assert saliency.shape == (12, 13, 14, 2)
     assert np.all(saliency[label == 0] == 0)
-    for row in table[:4]:
-        inside = saliency[label == int(row["region"]), int(row["channel"])]
-        np.testing.assert_allclose(inside, float(row["saliency"]), rtol=1e-5)
-        assert float(row["volume_ml"]) == pytest.approx((label == int(row["region"])).sum() * 1.5 * 1.5 * 3 / 1000)
-    # Other labels, other regions: stored scores of the old ones must not be used.
+    check_regions(tmp_path / "out" / "regions.csv", saliency, label)
+    # Nothing has changed: the scores are there, but for the batch that holds the image.
     assert {row["forwards"] for row in run(folder, tmp_path / "out", weights, **settings)} == {"1"}
+    # Other labels, other regions: stored scores of the old ones must not be used.
     moved = np.roll(label, 2, axis=1)
     nib.save(nib.Nifti1Image(moved, LPS), folder / "labelsTs" / "s0.nii.gz")
     (folder / "labelsTs" / "s1.nii.gz").unlink()
     with pytest.raises(SystemExit, match=r"error: 1 case without a map.* case imagesTs/s1: it has no label map"):
         run(folder, tmp_path / "out", weights, **settings)
     assert [row["forwards"] for row in rows_of(tmp_path / "out" / "summary.csv")][:2] == ["5", "5"]
-    again = nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").get_fdata()
+    again = saved_map(tmp_path / "out")
     assert np.all(again[moved == 0] == 0)
     assert np.all(again[moved == 4][:, 0] != saliency[label == 4][0, 0])
+
+
+def saved_map(out: Path) -> np.ndarray:
+    return nib.load(out / "imagesTs" / "s0_saliency.nii.gz").get_fdata()
+
+
+def saved_label(folder: Path) -> np.ndarray:
+    return np.asarray(nib.load(folder / "labelsTs" / "s0.nii.gz").dataobj)
+
+
+def check_regions(path: Path, saliency: np.ndarray, label: np.ndarray) -> None:
+    """Of two scans, two organs and two channels; a row has its organ's volume, and the map's one value inside it."""
+    table = rows_of(path)
+    assert len(table) == 2 * 2 * 2
+    assert {(row["region"], row["name"]) for row in table} == {("4", "liver"), ("9", "")}
+    for row in table[:4]:
+        inside = label == int(row["region"])
+        np.testing.assert_allclose(saliency[inside, int(row["channel"])], float(row["saliency"]), rtol=1e-5)
+        assert float(row["volume_ml"]) == pytest.approx(inside.sum() * 1.5 * 1.5 * 3 / 1000)
 
 
 def test_metadata_passes_monais_check_offline() -> None:

@@ -1,5 +1,6 @@
 """Accelerate: the plain maps of a prepared loader, none twice and none left out, and of a bundle's cohort."""
 
+import itertools
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from helpers.own_bundle import check_cohorts, environment_of, run_broken_cohort
 from helpers.own_pipeline import MASKS, Network, inferer, loader, plain_maps, run_page
 from helpers.paths import TESTS
 from helpers.scans import LPS, write_scan, write_scans
+from helpers.tolerances import assert_same_bits
 
 from monai_saliency.distributed.accelerate import AccelerateEngine, explain_loader
 
@@ -35,10 +37,11 @@ def launch(tmp_path: Path, count: int, arguments: list[str]) -> subprocess.Compl
     return commands.run(command, env=environment_of(tmp_path), cwd=tmp_path, timeout=300)
 
 
-def same(rows: list[dict[str, Any]], expected: dict[str, torch.Tensor]) -> bool:
+def check_maps(rows: list[dict[str, Any]], expected: dict[str, torch.Tensor]) -> None:
     """Each case once, in order, with its own map to the bit."""
     assert [row["case"] for row in rows] == list(expected)
-    return all(torch.equal(row["saliency"].as_tensor(), expected[row["case"]]) for row in rows)
+    for row in rows:
+        assert_same_bits(row["saliency"].as_tensor(), expected[row["case"]])
 
 
 @pytest.mark.slow
@@ -50,30 +53,60 @@ def test_own_pipeline(tmp_path: Path) -> None:
     done = launch(tmp_path, count, [str(TESTS / "helpers" / "accelerate_ranks.py"), str(tmp_path)])
     assert done.returncode == 0, done.stderr
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(count)]
-    assert [(found["rank"], found["world_size"]) for found in ranks] == [(i, count) for i in range(count)]
+    assert [found["rank"] for found in ranks] == list(range(count))
+    assert {found["world_size"] for found in ranks} == {count}
     for found in ranks:
-        for split in ("cases", "masks"):
-            # A batch of the plain loader is a batch here, whoever has it.
-            assert same(found[f"{split} by 2"], plain_maps(5, 2)), split
-            assert same(found[f"{split} by 2 of one"], plain_maps(1, 2)), split
-            assert same(found[f"{split} without the last"], dict(list(plain_maps(5, 2).items())[:4]))
-            assert [set(row) for row in found[f"{split} written"]] == [{"case", "explained"}] * 5
-            assert [row["case"] for row in found[f"{split} written"]] == [f"case{i}" for i in range(5)]
-        assert same(sorted(found["cases shuffled"], key=lambda row: row["case"]), plain_maps(5))
-        order = [row["case"] for row in found["cases shuffled"]]
-        assert order == [row["case"] for row in ranks[0]["cases shuffled"]]
-        assert same(found["split batches"], plain_maps(2 * count + 1))
-        assert found["wrong: dispatched"].startswith(
-            "DataLoaderDispatcher is not shared in a way that repeats no image"
-        )
-    written = [pair for found in ranks for pair in found["written"]["cases"]]
-    assert sorted(case for case, _ in written) == [f"case{i}" for i in range(5)]
-    assert all(torch.equal(maps, plain_maps(5)[case]) for case, maps in written)
-    assert [case for case, _ in ranks[0]["written"]["masks"]] == [f"case{i}" for i in range(5)]
-    assert not any("masks" in found["written"] for found in ranks[1:])
-    pairs = Counter(pair for found in ranks for pair in found["perturbed"])
-    assert pairs == Counter((f"case{i}", mask) for i in range(5) for mask in range(-1, MASKS))
+        check_gathered(found, "cases")
+        check_gathered(found, "masks")
+        check_maps(found["split batches"], plain_maps(2 * count + 1))
+        refused = found["wrong: dispatched"]
+        assert refused.startswith("DataLoaderDispatcher is not shared in a way that repeats no image")
+    check_shuffled(ranks)
+    check_written(ranks)
+    check_perturbed(ranks)
     check_cohorts(tmp_path, count)
+
+
+NAMES = [f"case{i}" for i in range(5)]
+
+
+def check_gathered(found: dict[str, Any], split: str) -> None:
+    """All maps on one rank. A batch of the plain loader is a batch here, whoever has it."""
+    by_two = plain_maps(5, 2)
+    check_maps(found[f"{split} by 2"], by_two)
+    check_maps(found[f"{split} by 2 of one"], plain_maps(1, 2))
+    check_maps(found[f"{split} without the last"], {name: by_two[name] for name in NAMES[:4]})
+    written = found[f"{split} written"]
+    assert [row["case"] for row in written] == NAMES
+    assert all(set(row) == {"case", "explained"} for row in written)
+
+
+def check_shuffled(ranks: list[dict[str, Any]]) -> None:
+    """In one order on all ranks."""
+    order = [row["case"] for row in ranks[0]["cases shuffled"]]
+    maps = plain_maps(5)
+    for found in ranks:
+        check_maps(found["cases shuffled"], {name: maps[name] for name in order})
+    assert sorted(order) == NAMES
+
+
+def check_written(ranks: list[dict[str, Any]]) -> None:
+    """Whole cases are written where they are explained; cases whose masks are shared, by the first rank."""
+    maps, names = plain_maps(5), []
+    for found in ranks:
+        for name, written in found["written"]["cases"]:
+            names.append(name)
+            assert_same_bits(written, maps[name])
+    assert sorted(names) == NAMES
+    first, *others = ranks
+    assert [name for name, _ in first["written"]["masks"]] == NAMES
+    assert not any("masks" in found["written"] for found in others)
+
+
+def check_perturbed(ranks: list[dict[str, Any]]) -> None:
+    """Each perturbed image of each case, and the image itself (-1), on one rank."""
+    count = Counter(pair for found in ranks for pair in found["perturbed"])
+    assert count == Counter(itertools.product(NAMES, range(-1, MASKS)))
 
 
 @pytest.mark.slow
@@ -88,18 +121,18 @@ class TestOneProcess:
         accelerator = Accelerator(cpu=True)
         network, prepared = accelerator.prepare(Network(), loader(5, batch_size=2))
         rows = explain_loader(accelerator, prepared, network, inferer(), split)
-        assert same(rows, plain_maps(5, 2))
+        check_maps(rows, plain_maps(5, 2))
         assert [float(row["saliency"].affine[0, 0]) for row in rows] == [1, 2, 3, 4, 5]
         # A network that is no module, and a loader as it is.
         rows = explain_loader(accelerator, loader(5, batch_size=2), Network().eval().__call__, inferer(), split)
-        assert same(rows, plain_maps(5, 2))
+        check_maps(rows, plain_maps(5, 2))
 
     @pytest.mark.slow
     def test_code_of_the_page(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         found = run_page("accelerate")
         assert found["row"]["case"] == "c"
-        assert torch.equal(torch.load("c.pt"), found["row"]["saliency"].as_tensor().cpu())
+        assert_same_bits(torch.load("c.pt"), found["row"]["saliency"].as_tensor().cpu())
 
     def test_processes_that_do_not_know_of_each_other_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """On the CPU, unless it is told, Accelerate takes each for the only one."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.forked_ranks import on_ranks
 from helpers.own_pipeline import Network
+from helpers.tolerances import assert_close, assert_same_bits
 from monai.data import DataLoader, MetaTensor
 from monai.inferers import SlidingWindowInferer
 from monai.utils import string_list_all_gather
@@ -71,9 +72,9 @@ def test_every_rank_has_the_plain_maps(world_size: int) -> None:
     for found in on_ranks(world_size, explain):
         for whole, parts in zip(expected, found, strict=True):
             for one, (saliency, scores, reference, _) in zip(whole, parts, strict=True):
-                assert torch.equal(saliency, one.saliency)
-                assert torch.equal(scores, one.scores)
-                assert torch.equal(reference, one.reference_scores)
+                assert_same_bits(saliency, one.saliency)
+                assert_same_bits(scores, one.scores)
+                assert_same_bits(reference, one.reference_scores)
         # All forwards of all ranks: each has run the batch with the unperturbed image.
         assert found[0][0][3] == MASKS + 1 + (world_size - 1) * BATCH
 
@@ -98,7 +99,7 @@ def test_what_goes_wrong_on_one_rank_is_told_to_all() -> None:
     own = (MemoryError, "out of memory"), (CaseError, "case brain: is a lung")
     for rank, (errors, maps) in enumerate(on_ranks(3, explain)):
         assert tuple(errors) == (own if rank == 1 else told)
-        assert torch.equal(maps, expected)
+        assert_same_bits(maps, expected)
 
 
 def test_ranks_that_do_not_agree_are_refused() -> None:
@@ -117,7 +118,7 @@ def test_ranks_that_do_not_agree_are_refused() -> None:
     assert first == second
     for words, message in zip(("the image (", "masks. Leave", "number of images (1 and 2)"), first, strict=True):
         assert words in message
-    assert torch.equal(maps, others)
+    assert_same_bits(maps, others)
 
 
 def test_a_distributed_network_is_run_as_it_is_inside() -> None:
@@ -131,8 +132,8 @@ def test_a_distributed_network_is_run_as_it_is_inside() -> None:
         return masks, row["saliency"].as_tensor()
 
     for rank, (masks, cases) in enumerate(on_ranks(2, explain)):
-        assert torch.equal(masks, expected)
-        assert torch.equal(cases, rise(3 + 8 * rank)(images(1), Network())[0])
+        assert_same_bits(masks, expected)
+        assert_same_bits(cases, rise(3 + 8 * rank)(images(1), Network())[0])
 
 
 def test_perturbed_images_find_the_process_group() -> None:
@@ -179,8 +180,8 @@ class TestBatchExplainer:
         expected = rise().explain(images(2), Network())
         for row, scan, one in zip(rows, scans, expected, strict=True):
             assert row["case"] == scan["case"]
-            assert torch.equal(row["saliency"].as_tensor(), one.saliency)
-            assert torch.equal(row["saliency"].affine, scan["image"].affine)
+            assert_same_bits(row["saliency"].as_tensor(), one.saliency)
+            assert_same_bits(row["saliency"].affine, scan["image"].affine)
             assert row["saliency"].meta["filename_or_obj"] == scan["image"].meta["filename_or_obj"]
             assert row["explained"] == one.explained
             row["saliency"].affine[0, 0] = 7  # its own
@@ -197,4 +198,4 @@ class TestBatchExplainer:
         explain = BatchExplainer(network, inferer, image_key="scan", label_key="organs", held_keys=["age"])
         for row, image, organs, age in zip(explain(batch), images(2), labels, (40.0, 60.0), strict=True):
             drop = (image * (organs > 0)).sum() / image.numel() * age
-            torch.testing.assert_close(row["saliency"].as_tensor(), drop * (organs > 0))
+            assert_close(row["saliency"].as_tensor(), drop * (organs > 0))

@@ -12,6 +12,7 @@ from captum.attr import Occlusion
 from helpers.estimators import SHAPES, bound_with_scores, map_of
 from helpers.numpy_boxes import CLASSES, BlackBox
 from helpers.searches import observed_of
+from helpers.tolerances import SINGLE, assert_close
 
 import monai_saliency as ms
 from monai_saliency import ClassScore, ConstantFill, sliding_window
@@ -55,7 +56,7 @@ class TestStates:
     def test_law_5_a_map_scales_with_the_score(self, estimator: Estimator, masks: RISEMasks) -> None:
         bound, scores, reference = bound_with_scores(masks, (9, 7))
         maps = map_of(estimator, bound, scores, reference)
-        torch.testing.assert_close(map_of(estimator, bound, 8 * scores, 8 * reference), 8 * maps, rtol=0, atol=1e-11)
+        assert_close(map_of(estimator, bound, 8 * scores, 8 * reference), 8 * maps)
 
     def test_law_9_precision(self, estimator: Estimator, masks: RISEMasks) -> None:
         single = map_of(estimator, *bound_with_scores(masks, (9, 7), dtype=torch.float32))
@@ -63,7 +64,7 @@ class TestStates:
         double_bound = masks.bind(torch.zeros(1, 9, 7, dtype=torch.float64))
         double = map_of(estimator, double_bound, scores.double(), reference.double())
         assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
-        torch.testing.assert_close(single.double(), double, rtol=0, atol=1e-5 * float(double.abs().max()))
+        assert_close(single.double(), double, within=SINGLE)
 
     def test_errors(self, estimator: Estimator, masks: RISEMasks) -> None:
         bound, scores, reference = bound_with_scores(masks, (9, 7))
@@ -84,10 +85,10 @@ def test_rise_of_masks_that_all_agree_is_finite(p1: float) -> None:
     """Masks that keep nothing say nothing; masks that keep all say one thing of every voxel."""
     bound, scores, reference = bound_with_scores(RISEMasks(6, 3, p1), (5, 6))
     plain = map_of(RISEScoring(p1, "plain"), bound, scores, reference)
-    torch.testing.assert_close(plain, (scores.mean(dim=0) * p1)[:, None, None].expand(3, 5, 6))
+    assert_close(plain, (scores.mean(dim=0) * p1)[:, None, None].expand(3, 5, 6))
     for form in ("centred", "debiased"):
         zeros = map_of(RISEScoring(1.0, form), *bound_with_scores(RISEMasks(6, 3, 1.0), (5, 6)))
-        torch.testing.assert_close(zeros, torch.zeros_like(plain), rtol=0, atol=1e-15)
+        assert_close(zeros, torch.zeros_like(plain), scale=scores.abs().max())
 
 
 NOISY: list[tuple[Callable[[int], Masks], float]] = [
@@ -166,7 +167,7 @@ def test_equals_slow_loop(masks: Masks, kind: str, shape: tuple[int, ...]) -> No
     bound, scores, reference = bound_with_scores(masks, shape)
     rendered = bound.render(range(len(bound)))[:, 0].numpy()
     ours = map_of(SCORINGS[kind], bound, scores, reference)
-    np.testing.assert_allclose(ours, slow(kind, rendered, scores.numpy(), reference.numpy()), rtol=0, atol=1e-12)
+    assert_close(ours, slow(kind, rendered, scores.numpy(), reference.numpy()))
 
 
 def test_what_is_known_of_chance() -> None:
@@ -176,7 +177,7 @@ def test_what_is_known_of_chance() -> None:
     rounding = torch.cat([reference[None], scores]).abs().amax(dim=0) * 2**-20
     known = {"occlusion": rounding, "similarity": rounding, "centred": rounding, "squared": 0.5 * rounding**2}
     for kind, expected in known.items():
-        torch.testing.assert_close(SCORINGS[kind].noise(observed), expected)
+        assert_close(SCORINGS[kind].noise(observed), expected)
         assert SCORINGS[kind].standard_error(observed) is None
     assert SCORINGS["plain"].noise(observed) is None
     drawn, scores, reference = bound_with_scores(ms.masks.RISEMasks(9, 3), (9, 7))

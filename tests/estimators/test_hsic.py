@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.estimators import SHAPES, bound_with_scores, map_of
 from helpers.searches import observed_of
+from helpers.tolerances import assert_close
 
 import monai_saliency as ms
 from monai_saliency.estimators import dependence as module
@@ -35,12 +36,12 @@ def test_equals_the_four_matrices(shape: tuple[int, ...], block: int, monkeypatc
     bound, scores, reference = bound_with_scores(GridMasks(30, 3, seed=1), shape, k=2)
     bits = bound.codes(range(30))["coalition"]
     found = map_of(HSICScoring(), bound, scores, reference)
-    assert found.shape == (2, *shape)
-    for voxel in itertools.product(*map(range, shape)):
-        cell = int(bound.index[voxel]) - 1
-        for k in range(2):
-            expected = slow_hsic(bits[:, cell], scores[:, k].numpy())
-            assert float(found[(k, *voxel)]) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+    expected = torch.empty(2, *shape, dtype=torch.float64)
+    for k in range(2):
+        for voxel in itertools.product(*map(range, shape)):
+            cell = int(bound.index[voxel]) - 1
+            expected[(k, *voxel)] = slow_hsic(bits[:, cell], scores[:, k].numpy())
+    assert_close(found, expected)
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (4, 4, 4)])
@@ -55,7 +56,7 @@ def test_a_network_that_reads_one_cell(shape: tuple[int, ...]) -> None:
     variance = share * (1 - share)
     expected = 4 * 400**2 * variance**2 * (1 - np.exp(-1 / (2 * variance))) / 399**2
     inside = found.saliency[(0, *corner)]
-    torch.testing.assert_close(inside, torch.full_like(inside, expected), rtol=1e-9, atol=0)
+    assert_close(inside, expected)
     outside = found.saliency[0].clone()
     outside[corner] = 0
     assert float(outside.max()) < 0.05 * expected
@@ -137,15 +138,20 @@ def test_the_g_function(grid: tuple[int, ...]) -> None:
 def test_the_slow_loop(shape: tuple[int, ...]) -> None:
     bound: Any
     bound, scores, reference = bound_with_scores(SobolMasks(5, 2, seed=3), shape, k=2)
-    count = 2 ** len(shape)
+    cells = 2 ** len(shape)
     found = map_of(SobolScoring(), bound, scores, reference)
     for k in range(2):
-        of = [[float(scores[n * (count + 2) + j, k]) for j in range(count + 2)] for n in range(5)]
-        both = [each[j] for each in of for j in (0, 1)]
-        variance = sum((value - sum(both) / 10) ** 2 for value in both) / 9
-        total = [sum((each[0] - each[2 + i]) ** 2 for each in of) / (2 * 5 * variance) for i in range(count)]
+        # Of each design: two independent draws, and the first with one cell of the second.
+        designs = scores[:, k].reshape(5, 2 + cells).tolist()
+        independent = [score for design in designs for score in design[:2]]
+        mean = sum(independent) / 10
+        variance = sum((score - mean) ** 2 for score in independent) / 9
+        expected = torch.empty(shape, dtype=torch.float64)
         for voxel in itertools.product(*map(range, shape)):
-            assert float(found[(k, *voxel)]) == pytest.approx(total[int(bound.index[voxel]) - 1], rel=1e-10)
+            cell = int(bound.index[voxel]) - 1
+            squares = sum((design[0] - design[2 + cell]) ** 2 for design in designs)
+            expected[voxel] = squares / (2 * 5 * variance)
+        assert_close(found[k], expected)
 
 
 def test_sobol_of_regions_of_a_label_map() -> None:

@@ -12,6 +12,7 @@ from helpers.estimators import by_coalitions, by_permutations, table_game
 from helpers.files import rows_of
 from helpers.patches import blocks, images
 from helpers.searches import observed_of
+from helpers.tolerances import DOUBLE, SOLVED, assert_close
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
@@ -41,8 +42,9 @@ def values_of(game: Game, players: int, num_coalitions: Any = None, seed: int = 
     return ms.estimators.ShapleyScoring().values(observed_of(bound, scores, reference))
 
 
-def close(found: ms.estimators.ShapleyValues, expected: Any, atol: float = 1e-10) -> None:
-    np.testing.assert_allclose(found.values[:, 0].numpy(), expected, rtol=0, atol=atol)
+def check_values(found: ms.estimators.ShapleyValues, expected: Any) -> None:
+    """Of one score; they are solved for."""
+    assert_close(found.values[:, 0].numpy(), expected, within=SOLVED)
 
 
 @pytest.mark.parametrize("players", [1, 2, 3, 5, 8])
@@ -50,7 +52,7 @@ def test_the_definition_over_all_orders(players: int) -> None:
     game = table_game(players, players)
     found = values_of(game, players)
     assert found.standard_error is None
-    close(found, by_permutations(game, players))
+    check_values(found, by_permutations(game, players))
 
 
 class Mixed(torch.nn.Module):
@@ -90,16 +92,17 @@ def test_a_network_by_hand(shape: tuple[int, ...], background: bool) -> None:
     assert explanation.num_forwards == 2 ** len(players)
     for k in range(2):
         expected = by_coalitions(game(k), players)
-        assert values.table(k) == pytest.approx(expected, abs=1e-10)
+        assert_close(values.table(k), expected, within=SOLVED)
+        drawn = torch.zeros(shape, dtype=torch.float64)
         for voxel in itertools.product(*map(range, shape)):
-            label = int(labels[(0, *voxel)])
-            assert float(explanation.saliency[(k, *voxel)]) == pytest.approx(expected.get(label, 0), abs=1e-10)
-        nobody = game(k)(frozenset())
-        assert sum(values.table(k).values()) == pytest.approx(float(network(image)[0, k]) - nobody, abs=1e-10)
+            drawn[voxel] = expected.get(int(labels[(0, *voxel)]), 0)
+        assert_close(explanation.saliency[k], drawn, within=SOLVED)
+        whole, nobody = float(network(image)[0, k]), game(k)(frozenset())
+        assert_close(sum(values.table(k).values()), whole - nobody, scale=1, within=SOLVED)
     filled = network(fill)[0]
     assert torch.allclose(values.values.sum(dim=0), network(image)[0] - filled) == background
     other = explain.replace(mask_batch_size=16).explain(image, network, cases=[ms.Case("a", labels=labels)])[0]
-    torch.testing.assert_close(other.saliency, explanation.saliency, rtol=0, atol=1e-12)
+    assert_close(other.saliency, explanation.saliency)
 
 
 def test_channels() -> None:
@@ -118,13 +121,13 @@ def test_channels() -> None:
         (2, 0): float(first[:, :3].sum()) * second / 2,
         (2, 1): float(first.sum()) * second / 2,
     }
-    assert table == pytest.approx(expected, abs=1e-12)
+    assert_close(table, expected)
     assert found.saliency.shape == (2, 4, 6)
-    assert found.saliency[1, 0].tolist() == pytest.approx([expected[2, 1]] * 3 + [0] * 3)
+    assert_close(found.saliency[1, 0], [expected[2, 1]] * 3 + [0] * 3)
     (whole,) = ms.shapley(regions=whole_image, per_channel=True, target=LOGIT).explain(image, network)
     assert ms.estimators.shapley_values(whole).players == [(1, 0), (1, 1)]
     half = float(network(image)) / 2
-    assert whole.saliency[:, 2, 2].tolist() == pytest.approx([half, half])
+    assert_close(whole.saliency[:, 2, 2], half)
 
 
 @pytest.mark.parametrize("players", [5, 9, 30, 80])
@@ -138,7 +141,7 @@ def test_games_of_pairs_are_exact_from_few(players: int) -> None:
         return float(2 + own @ inside + inside @ pair @ inside)
 
     found = values_of(game, players, 3 * players + 1)
-    close(found, own + (pair.sum(axis=0) + pair.sum(axis=1)) / 2)
+    check_values(found, own + (pair.sum(axis=0) + pair.sum(axis=1)) / 2)
     assert float(found.standard_error.max()) < 1e-9
 
 
@@ -157,7 +160,7 @@ def test_the_regression_by_its_normal_equations() -> None:
         right[:-1] += weight * inside * (game(frozenset(row.nonzero()[0].tolist())) - nobody)
     left[-1, :-1] = left[:-1, -1] = 1
     right[-1] = total
-    close(values_of(game, players, count, 1), np.linalg.solve(left, right)[:-1], 1e-9)
+    check_values(values_of(game, players, count, 1), np.linalg.solve(left, right)[:-1])
 
 
 def test_noise() -> None:
@@ -166,10 +169,10 @@ def test_noise() -> None:
     image, case = images(1, 1, 1, players), ms.Case("a", labels=torch.arange(players)[None, None])
     network = Mixed((1, players))
     (exact,) = ms.shapley(target=LOGIT).explain(image, network, cases=[case])
-    torch.testing.assert_close(exact.noise, score_rounding(*exact.observed))
+    assert_close(exact.noise, score_rounding(*exact.observed))
     (drawn,) = ms.shapley(41, target=LOGIT).explain(image, network, cases=[case])
     errors = ms.estimators.shapley_values(drawn).standard_error
-    torch.testing.assert_close(drawn.noise.double(), errors.square().mean(dim=0).sqrt(), rtol=1e-3, atol=0)
+    assert_close(drawn.noise.double(), errors.square().mean(dim=0).sqrt(), within=1e-3)  # of single precision, squared
     assert bool((drawn.noise > 100 * exact.noise).all())
 
 
@@ -244,16 +247,16 @@ def test_kernel_shap_by_its_normal_equations() -> None:
     left[-1, :-1] = left[:-1, -1] = 2
     right = np.append(signs.T @ (weight * half), scores[-1] - scores[0])
     expected = 2 * np.linalg.solve(left, right)[:-1]
-    np.testing.assert_allclose(values.values[:, 0].numpy(), expected, rtol=0, atol=1e-9)
+    check_values(values, expected)
 
 
 @pytest.mark.parametrize("make", [saturating, few_together, dense])
 def test_all_coalitions_are_exact(make: Any) -> None:
     scores = make()
-    for count, atol in ((2**PLAYERS - 1, 1e-12), (2**PLAYERS - 3, 2e-3)):
+    for count, within in ((2**PLAYERS - 1, DOUBLE), (2**PLAYERS - 3, 2e-3)):
         values, _ = estimate(scores, count)
-        np.testing.assert_allclose(values.values[:, 0].numpy(), exact(scores), rtol=0, atol=atol)
-        assert float(values.values.sum()) == pytest.approx(scores[-1] - scores[0], abs=1e-12)
+        assert_close(values.values[:, 0].numpy(), exact(scores), scale=1, within=within)
+        assert_close(values.values.sum(), scores[-1] - scores[0], scale=1)
 
 
 def test_interactions_of_two_are_exact() -> None:
@@ -261,7 +264,7 @@ def test_interactions_of_two_are_exact() -> None:
     rng = np.random.default_rng(4)
     scores = np.einsum("ni,ij,nj->n", KEPT, np.triu(rng.normal(size=(PLAYERS, PLAYERS))), KEPT)
     values, _ = estimate(scores, 161)
-    np.testing.assert_allclose(values.values[:, 0].numpy(), exact(scores), rtol=0, atol=1e-9)
+    check_values(values, exact(scores))
     assert float(values.standard_error.max()) < 1e-8
 
 
@@ -276,7 +279,7 @@ def test_against_shapiq(make: Any) -> None:
 
     list_of = lambda values: np.array([values[(player,)] for player in range(PLAYERS)])  # noqa: E731
     known = list_of(shapiq.ExactComputer(n_players=PLAYERS, game=game)("SV"))
-    np.testing.assert_allclose(known, exact(scores), rtol=0, atol=1e-12)
+    assert_close(known, exact(scores))
     theirs, ours = [], []
     for seed in range(15):
         kernel = shapiq.KernelSHAP(PLAYERS, pairing_trick=True, random_state=seed)
@@ -357,13 +360,13 @@ def test_enumeration(single: bool) -> None:
         for score in range(2):
             worth = game(case, score)
             expected = by_coalitions(worth, players)
-            assert values.table(score) == pytest.approx(expected, abs=1e-10)
+            assert_close(values.table(score), expected, scale=1, within=SOLVED)
             everyone, nobody = worth(frozenset(players)), worth(frozenset())
-            assert sum(values.table(score).values()) == pytest.approx(everyone - nobody, abs=1e-10)
-            assert float(explanation.hidden_scores[score]) == pytest.approx(nobody, abs=1e-12)
+            assert_close(sum(values.table(score).values()), everyone - nobody, scale=1, within=SOLVED)
+            assert_close(explanation.hidden_scores[score], nobody, scale=1)
             for organ in ORGANS:  # the map has the organs alone
                 on_organ = explanation.saliency[score][LABELS.eq(organ)]
-                assert on_organ.tolist() == pytest.approx([expected[organ]] * len(on_organ), abs=1e-10)
+                assert_close(on_organ, expected[organ], scale=1, within=SOLVED)
 
 
 def test_an_estimate_and_parts() -> None:
@@ -376,7 +379,7 @@ def test_an_estimate_and_parts() -> None:
 
     exact, drawn = explained(net=pairs), explained(net=pairs, num_coalitions=41)
     for one, other in zip(exact, drawn, strict=True):
-        assert shapley_values(other).table() == pytest.approx(shapley_values(one).table(), abs=1e-9)
+        assert_close(shapley_values(other).table(), shapley_values(one).table(), within=SOLVED)
         assert shapley_values(other).standard_error is not None
     parts = [explained(net=pairs, part=Part(number, 2)) for number in range(2)]
     for one, other in zip(exact, merged(parts), strict=True):
@@ -393,8 +396,8 @@ def test_channels_of_organs() -> None:
     (found,) = explain.explain({"image": two, "clinical": TABLE[:1]}, net, labels=LABELS[None, None])
     values = shapley_values(found)
     assert values.players == [*((organ, channel) for organ in ORGANS for channel in range(2)), *BASELINES]
-    assert torch.allclose(values.values.sum(dim=0), found.reference_scores - found.hidden_scores)
-    assert found.saliency[1, LABELS == 2].tolist() == pytest.approx([values.table()[2, 1]] * int((LABELS == 2).sum()))
+    assert_close(values.values.sum(dim=0), found.reference_scores - found.hidden_scores, within=SOLVED)
+    assert_close(found.saliency[1, LABELS == 2], values.table()[2, 1])
 
 
 def test_the_table_names_the_numbers(tmp_path: Path) -> None:
@@ -409,7 +412,7 @@ def test_the_table_names_the_numbers(tmp_path: Path) -> None:
             *[("region", "1", ""), ("region", "2", "liver"), ("region", "3", ""), ("region", "4", "")],
             *[("number", "", "age"), ("number", "", "sex"), ("number", "", "crp")],
         ]
-        assert [float(row["saliency"]) for row in rows] == pytest.approx([*values.values()], abs=1e-12)
+        assert_close([float(row["saliency"]) for row in rows], [*values.values()])
         assert [(row["value"], row["baseline"]) for row in rows[4:]] == [
             ("71.0", "62.0"),
             ("1.0", "0.5"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.searches import observed_of
+from helpers.tolerances import SOLVED, assert_close
 
 import monai_saliency as ms
 from monai_saliency.estimators import regression as regression_room
@@ -108,10 +109,10 @@ def test_against_refitting_without_each_mask(
     both = torch.from_numpy(np.stack([scores, 5 - 2 * scores], axis=1))
     observed = observed_of(bound, both, both[0])
     found = ms.estimators.RegressionScoring(cells).compute(observed).numpy()
-    np.testing.assert_allclose(found[0], effects, rtol=1e-6, atol=1e-9 * np.abs(effects).max())
+    assert_close(found[0], effects, within=SOLVED)
     looked = ms.estimators.RegressionScoring(cells).effects(bound, range(num_masks), both[:, 0])
-    np.testing.assert_allclose(looked.numpy(), sharp, rtol=1e-6, atol=1e-9 * np.abs(sharp).max())
-    np.testing.assert_allclose(found[1], -2 * found[0], rtol=1e-6, atol=1e-9 * np.abs(effects).max())
+    assert_close(looked.numpy(), sharp, within=SOLVED)
+    assert_close(found[1], -2 * found[0], within=SOLVED)
     np.testing.assert_allclose(ms.estimators.RegressionScoring(cells).over_seeds(observed)[0].numpy(), error, rtol=1e-4)
     first = np.arange(num_masks) // 2 % 2 == 0
     halves = [reference(masks[rows], scores[rows], cells, 3, tolerance=1.0)[0] for rows in (first, ~first)]
@@ -192,7 +193,7 @@ def test_more_masks_than_fit_are_divided(limit: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("monai_saliency.estimators.regression._fit", counted)
     observed = observed_of(bound, scores, scores[0])
     found = regression.compute(observed)
-    torch.testing.assert_close(found, expected)
+    assert_close(found, expected)
     assert regression.standard_error(observed).shape == found.shape
     # Of each part twice, since its evidence is spread out, and once of each of its halves.
     assert len(held) == 12

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.estimators import SHAPES, bound_with_scores
 from helpers.searches import observed_of
+from helpers.tolerances import assert_close
 
 import monai_saliency as ms
 from monai_saliency.estimators.base import Estimator
@@ -62,7 +63,7 @@ def test_rise_equals_slow_loop(shape: tuple[int, ...], p1: float, form: str, dty
     expected = slow_rise_error(masks, scores.double().numpy(), p1, form)
     scale = expected.reshape(6, -1).max(axis=1).reshape(6, *[1] * len(shape))
     near = 1e-6 if dtype == torch.float64 else 1e-3  # a root of what is left of two squares
-    np.testing.assert_allclose(ours.double().numpy() / scale, expected / scale, rtol=0, atol=near)
+    assert_close(ours.double().numpy() / scale, expected / scale, within=near)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -71,9 +72,9 @@ def test_ratios_equal_slow_loops(shape: tuple[int, ...]) -> None:
     masks, scores = bound.render(range(12))[:, 0].numpy(), scores + 100
     occlusion = error_of(ms.estimators.OcclusionScoring(), bound, scores, reference)
     expected = slow_ratio_error(1 - masks, (reference - scores).numpy(), above_mean=False)
-    np.testing.assert_allclose(occlusion, expected, rtol=0, atol=1e-9)
+    assert_close(occlusion, expected)
     drise = error_of(ms.estimators.DRISEScoring(), bound, scores, reference)
-    np.testing.assert_allclose(drise, slow_ratio_error(masks, scores.numpy(), above_mean=True), rtol=0, atol=1e-9)
+    assert_close(drise, slow_ratio_error(masks, scores.numpy(), above_mean=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

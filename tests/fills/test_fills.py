@@ -1,4 +1,5 @@
 import itertools
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers.tolerances import assert_close, assert_same_bits
 from monai.data import MetaTensor
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, ScaleIntensityRanged
 from scipy.ndimage import gaussian_filter
@@ -30,18 +32,18 @@ def test_each_image_alone_in_its_precision_and_untouched(fill: Any, dtype: torch
     images = torch.randn(3, 2, 9, 11, dtype=dtype) + torch.tensor([0.0, 50.0, -50.0], dtype=dtype).reshape(3, 1, 1, 1)
     before = images.clone()
     filled = fill(images)
-    torch.testing.assert_close(filled, torch.cat([fill(image[None]) for image in images]), rtol=1e-6, atol=1e-6)
+    assert_close(filled, torch.cat([fill(image[None]) for image in images]))
     assert (filled.dtype, filled.shape) == (dtype, images.shape)
-    assert torch.equal(images, before)
+    assert_same_bits(images, before)
 
 
 def test_constant_and_mean_by_hand() -> None:
     images = torch.rand(2, 3, 4, 5, dtype=torch.float64)
-    assert torch.equal(ConstantFill()(images), torch.zeros_like(images))
-    assert torch.equal(ConstantFill(0.1)(images), torch.full_like(images, 0.1))
+    assert_same_bits(ConstantFill()(images), torch.zeros_like(images))
+    assert_same_bits(ConstantFill(0.1)(images), torch.full_like(images, 0.1))
     assert ConstantFill([-1.0, 0.5, 2.0])(images)[1, :, 2, 3].tolist() == [-1.0, 0.5, 2.0]
     images = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [0.0, 4.0]]]])
-    assert torch.equal(MeanFill()(images), torch.tensor([3.0, 1.0]).reshape(1, 2, 1, 1).expand(1, 2, 2, 2))
+    assert_same_bits(MeanFill()(images), torch.tensor([3.0, 1.0]).reshape(1, 2, 1, 1).expand(1, 2, 2, 2))
 
 
 @pytest.mark.parametrize(("spatial", "sigma"), [((17, 12), 2.0), ((17, 12), (0.5, 3.0)), ((9, 8, 7), [2.5, 0.7, 1.0])])
@@ -51,20 +53,20 @@ def test_blur_fill_equals_scipy(spatial: tuple[int, ...], sigma: object) -> None
     for b in range(2):
         for c in range(2):
             expected = gaussian_filter(images[b, c].numpy(), sigma, mode="nearest", truncate=4)
-            torch.testing.assert_close(filled[b, c], torch.from_numpy(expected), rtol=0, atol=1e-10)
+            assert_close(filled[b, c], torch.from_numpy(expected))
 
 
 def test_blur_fill_ignores_autocast() -> None:
     images = torch.randn(1, 1, 12, 12)
     expected = BlurFill(2.0)(images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(BlurFill(2.0)(images), expected)
+        assert_same_bits(BlurFill(2.0)(images), expected)
 
 
 def test_words_for_fills() -> None:
     images = torch.rand(1, 2, 5, 6)
     for word, fill in {"mean": MeanFill(), "blur": BlurFill()}.items():
-        assert torch.equal(fill_in_unit(word)(images), fill(images))
+        assert_same_bits(fill_in_unit(word)(images), fill(images))
     with pytest.raises(
         ValueError, match=r"`saliency_fill` must be one of \['auto', 'blur', .*, 'inpaint', 'mean', 'mirror'\], got 'b'"
     ):
@@ -102,11 +104,11 @@ def test_the_donors_value_at_the_same_place_in_mm(donor: Path) -> None:
     image = MetaTensor(torch.zeros(1, 1, 8, 7, 6), affine=torch.from_numpy(affine))
     found = fill_in_unit(f"donor:{donor}", transform=PREPROCESSING).bind(Case.of(image).with_image(image[0], 0, image))
     expected = (9 - torch.arange(8.0)) * 0.1
-    torch.testing.assert_close(found(image)[0, 0, :, 3, 3], expected)
+    assert_close(found(image)[0, 0, :, 3, 3], expected)
     maps = ms.channel_occlusion(target=TARGET, fill=ms.DonorFill(donor, PREPROCESSING))(
         image, lambda x: x.flatten(1).sum(dim=1, keepdim=True)
     )
-    assert float(maps.mean()) == pytest.approx(-float(expected.sum()) * 42, rel=1e-5)
+    assert_close(maps.mean(), -float(expected.sum()) * 42)
 
 
 def test_a_donor_of_the_same_grid_is_taken_as_it_is(donor: Path) -> None:
@@ -114,7 +116,7 @@ def test_a_donor_of_the_same_grid_is_taken_as_it_is(donor: Path) -> None:
     for other in (torch.rand(2, 5, 4), np.random.default_rng(0).random((2, 5, 4))):
         found = ms.DonorFill(other).bind(Case("a", image[0]))(image)
         assert found.dtype == image.dtype
-        assert torch.equal(found[0], torch.as_tensor(other).to(image))
+        assert_same_bits(found[0], torch.as_tensor(other).to(image))
     loaded = ms.DonorFill(donor).bind(Case("a", torch.zeros(1, 12, 9, 8)))(torch.zeros(1, 1, 12, 9, 8))
     assert loaded[0, 0, 3].unique().tolist() == [60.0]
 
@@ -166,8 +168,8 @@ def test_the_most_symmetric_plane_of_the_affines_left_right_axis(size: int, tota
     image = symmetric(size, total)
     fill = ms.MirrorFill().bind(Case("a", image, affine=TURNED))
     i = torch.arange(max(0, total - size + 1), min(size, total + 1))
-    assert torch.equal(fill(image[None])[0, :, :, i], image[:, :, total - i])
-    torch.testing.assert_close(fill(image[None])[0, :, :, i], image[:, :, i])  # so a map of it is zero
+    assert_same_bits(fill(image[None])[0, :, :, i], image[:, :, total - i])
+    assert_close(fill(image[None])[0, :, :, i], image[:, :, i])  # so a map of it is zero
     maps = ms.sliding_window(2, target=TARGET, fill=ms.MirrorFill())(
         MetaTensor(image[None, :, :, i], affine=torch.from_numpy(TURNED)), lambda x: x.flatten(1)[:, :1]
     )
@@ -181,7 +183,7 @@ def test_what_differs_between_the_sides_is_what_shows() -> None:
     maps = ms.sliding_window(1, target=TARGET, fill=ms.MirrorFill(axis=1))(image[None], network)
     expected = torch.zeros(5, 20, 3)
     expected[2, 4, 1], expected[2, 15, 1] = 3, -3
-    torch.testing.assert_close(maps[0, 0], expected, rtol=0, atol=1e-4)
+    assert_close(maps[0, 0], expected, scale=image.sum())
 
 
 def test_errors_of_mirrors() -> None:
@@ -243,7 +245,7 @@ def test_equals_a_dense_solve_and_each_mask_alone(shape: tuple[int, ...], masks:
         expected = dense_laplace(image[channel].double().numpy(), hidden)
         torch.testing.assert_close(found[i, channel].double(), torch.from_numpy(expected), rtol=0, atol=1e-4)
     alone = torch.cat([fill.of(image[None], each[None]) for each in rendered])
-    torch.testing.assert_close(found, alone, rtol=0, atol=1e-6)
+    assert_close(found, alone)
 
 
 @pytest.mark.cuda
@@ -277,15 +279,19 @@ def test_noise_of_the_scans_own_local_deviation() -> None:
     image[..., 96:] *= 4
     mask = torch.ones(1, 1, 96, 192, dtype=torch.float64)
     mask[..., 24:72, 24:72] = mask[..., 24:72, 120:168] = 0
-    case = Case("a", image)
-    found = {noise: ms.InpaintFill(noise).bind(case).of(image[None], mask) for noise in (0.0, 1.0, 2.0)}
-    for noise, part, expected in [(1.0, slice(24, 72), 0.1), (1.0, slice(120, 168), 0.4), (2.0, slice(24, 72), 0.2)]:
-        added = (found[noise] - found[0.0])[0, 0, 24:72, part]
-        assert float(added.std()) == pytest.approx(expected, rel=0.1)
-    assert torch.equal(found[1.0][mask == 1], image[None][mask == 1])
-    again = [ms.InpaintFill(1.0, seed).bind(case).of(image[None], mask) for seed in (0, 1)]
-    assert torch.equal(again[0], found[1.0])
-    assert not torch.equal(again[1], found[1.0])
+
+    def filled(noise: float, seed: int = 0) -> torch.Tensor:
+        return ms.InpaintFill(noise, seed).bind(Case("a", image)).of(image[None], mask)
+
+    smooth, noisy = filled(0.0), filled(1.0)
+    left, right = (noisy - smooth)[..., 24:72, 24:72], (noisy - smooth)[..., 24:72, 120:168]
+    assert float(left.std()) == pytest.approx(0.1, rel=0.1)
+    assert float(right.std()) == pytest.approx(0.4, rel=0.1)
+    twice = (filled(2.0) - smooth)[..., 24:72, 24:72]
+    assert float(twice.std()) == pytest.approx(0.2, rel=0.1)
+    assert_same_bits(noisy[mask == 1], image[None][mask == 1])
+    assert_same_bits(filled(1.0, seed=0), noisy)
+    assert not torch.equal(filled(1.0, seed=1), noisy)
 
 
 def test_without_a_rim_it_is_the_mean_with_noise() -> None:
@@ -294,32 +300,53 @@ def test_without_a_rim_it_is_the_mean_with_noise() -> None:
     masks = torch.ones(2, 1, 9, 8)
     masks[0] = 0
     expected = torch.stack([ms.MeanFill()(image[None])[0], image])
-    torch.testing.assert_close(fill.of(image[None], masks), expected)
-    torch.testing.assert_close(fill(image[None]), expected[:1])
+    assert_close(fill.of(image[None], masks), expected)
+    assert_close(fill(image[None]), expected[:1])
     assert not torch.equal(ms.InpaintFill().bind(Case("a", image))(image[None]), expected[:1])
 
 
 @pytest.mark.parametrize(("batch", "group"), [(1, 3), (5, 4), (5, 100)])
-def test_maps_curves_and_regions_take_it(batch: int, group: int, monkeypatch: Any) -> None:
-    """The network sums the image: the score with a window hidden is what is kept and the dense solve inside, however
-    many masks are filled at once. Here the hierarchy has three rounds.
-    """
-    monkeypatch.setattr("monai_saliency.inferers.perturbation._FILLED", group * 120)
-    image, network = scan(12, 10)[:1], lambda x: x.flatten(1).sum(dim=1, keepdim=True)
-    given: dict[str, Any] = {"target": ms.ClassScore([0], "none"), "fill": ms.InpaintFill(0), "mask_batch_size": batch}
-    (state,) = ms.hierarchical_occlusion(4, 3, 0.3, **given).score(image[None], network)
-    rendered = state.masks.render(state.search.ids)
-    filled = [dense_laplace(image[0].numpy(), each[0].numpy() < 0.5).sum() for each in rendered]
-    np.testing.assert_allclose(state.search.scores[:, 0], filled, rtol=0, atol=1e-3)
-    labels = (torch.arange(120).reshape(1, 12, 10) // 40 + 1).long()
-    explain = ms.shapley(**given)
-    (found,) = explain.explain(image[None], network, cases=[Case("a", labels=labels)])
-    total = float(image.sum() - image.mean() * 120)
-    assert float(found.saliency.unique().sum()) == pytest.approx(total, abs=1e-3)
-    deletion = ms.metrics.Deletion(explain.replace(masks=ms.masks.SlidingWindowMasks(4)), network, 4)
-    (curve,) = deletion.curves(image[None], image[None])[0]
-    assert curve.scores[-1].item() == pytest.approx(float(image.mean() * 120), abs=1e-3)
-    assert ms.mc_rise(6, 3, target=given["target"], fill=ms.InpaintFill())(image[None], network).isfinite().all()
+class TestInpaintingInsideOfAnExplanation:
+    """The network sums the image; as many masks are filled at once as fit. The dense solve is met within 1e-3."""
+
+    SHAPE = (12, 10)
+
+    @pytest.fixture
+    def image(self) -> torch.Tensor:
+        return scan(*self.SHAPE)[:1]
+
+    @pytest.fixture
+    def settings(self, batch: int, group: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        monkeypatch.setattr("monai_saliency.inferers.perturbation._FILLED", group * math.prod(self.SHAPE))
+        return {"target": ms.ClassScore([0], "none"), "fill": ms.InpaintFill(0), "mask_batch_size": batch}
+
+    @staticmethod
+    def network(images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1).sum(dim=1, keepdim=True)
+
+    def test_scores_of_a_hierarchy_of_three_rounds(self, image: torch.Tensor, settings: dict[str, Any]) -> None:
+        """The score with a window hidden is the sum of what is kept and of the dense solve inside."""
+        (state,) = ms.hierarchical_occlusion(4, 3, 0.3, **settings).score(image[None], self.network)
+        expected = []
+        for mask in state.masks.render(state.search.ids):
+            filled = dense_laplace(image[0].numpy(), mask[0].numpy() < 0.5)
+            expected.append(filled.sum())
+        np.testing.assert_allclose(state.search.scores[:, 0], expected, rtol=0, atol=1e-3)
+
+    def test_values_of_regions(self, image: torch.Tensor, settings: dict[str, Any]) -> None:
+        """They add up to what the image has more than its mean, by which all is filled where nothing is kept."""
+        labels = torch.arange(120).reshape(1, *self.SHAPE) // 40 + 1
+        (found,) = ms.shapley(**settings).explain(image[None], self.network, cases=[Case("a", labels=labels)])
+        more = image.sum() - image.mean() * image.numel()
+        assert float(found.saliency.unique().sum()) == pytest.approx(float(more), abs=1e-3)
+
+    def test_the_end_of_a_deletion_curve(self, image: torch.Tensor, settings: dict[str, Any]) -> None:
+        deletion = ms.metrics.Deletion(ms.sliding_window(4, **settings), self.network, 4)
+        ((curve,),) = deletion.curves(image[None], image[None])
+        assert float(curve.scores[-1]) == pytest.approx(float(image.mean() * image.numel()), abs=1e-3)
+
+    def test_a_method_with_a_choice_of_fills(self, image: torch.Tensor, settings: dict[str, Any]) -> None:
+        assert ms.mc_rise(6, 3, **settings)(image[None], self.network).isfinite().all()
 
 
 def test_errors_of_inpainting() -> None:
@@ -519,8 +546,8 @@ def test_inside_an_explanation(scans: dict[str, str]) -> None:
     explain = ms.channel_occlusion(target=ms.ClassScore([0], "none"), fill=ms.ScanUnitFill(-1000, preprocessing))
     (explanation,) = explain.explain(image[None], lambda x: x.flatten(1).mean(1, keepdim=True))
     scan = nib.load(scans["ct"]).get_fdata()
-    assert float(explanation.scores) == pytest.approx((-1000 - scan.mean()) / scan.std(), rel=1e-5)
-    assert torch.equal(image, before)
+    assert_close(explanation.scores, (-1000 - scan.mean()) / scan.std())
+    assert_same_bits(image, before)
     # Without meta data the advice of the error gives the same.
     plain, network = image.as_tensor()[None], lambda x: x.flatten(1).mean(1, keepdim=True)
     with pytest.raises(
@@ -528,4 +555,4 @@ def test_inside_an_explanation(scans: dict[str, str]) -> None:
     ):
         explain(plain, network)
     maps = explain(plain, network, cases=[ms.Case("ct_7", file=scans["ct"])])
-    assert torch.equal(maps[0], explanation.saliency)
+    assert_same_bits(maps[0], explanation.saliency)

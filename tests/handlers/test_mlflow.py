@@ -84,50 +84,80 @@ def artifacts(folder: Path, recorded: Run, below: str | None = None) -> list[str
     return found
 
 
+def files_below(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def history_of(folder: Path, recorded: Run, name: str) -> dict[int, float]:
+    """A figure of each row of the summary, by the row's number from 1 on."""
+    history = client(folder).get_metric_history(recorded.info.run_id, f"case/{name}")
+    return {metric.step: metric.value for metric in history}
+
+
+def mean_of(rows: list[dict[str, str]], name: str) -> Any:
+    return pytest.approx(np.mean([float(row[name]) for row in rows]))
+
+
 def test_what_is_recorded(cohort: Path, tmp_path: Path) -> None:
     out = tmp_path / "my maps"
     torch.manual_seed(0)
-    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    before = files_below(tmp_path)
     rows = run(cohort, out, "", tracking="mlflow", classes="all", fill=0.25, seed=7, picture=True)
     assert len(rows) == 6
     (recorded,) = runs(out)
     assert recorded.info.status == "FINISHED"
+    check_settings(recorded, cohort, out)
+    check_figures(recorded, rows)
+    check_history(recorded, rows, out)
+    check_files(recorded, out)
+    written = files_below(tmp_path) - before
+    assert all(out in path.parents for path in written)
+
+
+def check_settings(recorded: Run, cohort: Path, out: Path) -> None:
     passed = {"method": "sliding_window", "window_size": "8", "stride": "4", "fill": "0.25", "seed": "7"}
     passed |= {"dataset_dir": str(cohort), "output_dir": str(out), "classes": "all", "spatial_size": "[16, 16, 16]"}
     passed |= {"device": "cpu", "network": "DenseNet", "window_unit": "voxel", "cache_dir": f"{out}/cache"}
     assert passed.items() <= recorded.data.params.items()
     # A setting of another method is recorded where it was given (seed), and else not (num_masks).
     assert "num_masks" not in recorded.data.params
+
+
+def check_figures(recorded: Run, rows: list[dict[str, str]]) -> None:
     by_case = {row["case"]: row for row in rows}
-    assert figures_of(recorded) == {
+    expected = {
         "cases": 3,
         "failures": 0,
         "forwards": 3 * (1 + 4**3),
         "seconds": pytest.approx(sum(float(row["seconds"]) for row in by_case.values())),
-        "mean_score": pytest.approx(np.mean([float(row["score"]) for row in rows])),
-        "mean_peak_saliency": pytest.approx(np.mean([float(row["peak_saliency"]) for row in rows])),
-        "peak_in_label": pytest.approx(np.mean([row["peak_in_label"] == "True" for row in rows[:4]])),
-    } | ({"maps_of_noise": noisy} if (noisy := sum(map(is_noise, rows))) else {})
-    assert [row["peak_in_label"] for row in rows] == ["True", "True", "False", "False", "", ""]
-    history = {
-        name: {m.step: m.value for m in client(out).get_metric_history(recorded.info.run_id, f"case/{name}")}
-        for name in ("score", "peak_saliency", "peak_in_label", "forwards")
+        "mean_score": mean_of(rows, "score"),
+        "mean_peak_saliency": mean_of(rows, "peak_saliency"),
+        "peak_in_label": 0.5,  # of the labelled scans: in all of the one, and in nothing of the other
     }
+    noisy = [row for row in rows if is_noise(row)]
+    if noisy:
+        expected["maps_of_noise"] = len(noisy)
+    assert figures_of(recorded) == expected
+
+
+def check_history(recorded: Run, rows: list[dict[str, str]], out: Path) -> None:
     for name in ("score", "peak_saliency", "forwards"):
-        assert history[name] == {step: float(row[name]) for step, row in enumerate(rows, start=1)}
-    assert history["peak_in_label"] == {1: 1, 2: 1, 3: 0, 4: 0}
-    assert sorted(artifacts(out, recorded)) == [
-        *[path.name for path in out.glob("config_*.json")],
-        *[f"pictures/imagesTs/{name}_saliency.png" for name in "abc"],
-        "summary.csv",
-    ]
+        expected = {number: float(row[name]) for number, row in enumerate(rows, start=1)}
+        assert history_of(out, recorded, name) == expected
+    assert [row["peak_in_label"] for row in rows] == ["True", "True", "False", "False", "", ""]
+    assert history_of(out, recorded, "peak_in_label") == {1: 1, 2: 1, 3: 0, 4: 0}
+
+
+def check_files(recorded: Run, out: Path) -> None:
+    """The table, the configurations and the pictures, with the bytes of those in the output folder."""
+    configurations = [path.name for path in out.glob("config_*.json")]
+    pictures = [f"imagesTs/{name}_saliency.png" for name in "abc"]
+    copies = {name: name for name in ("summary.csv", *configurations)}
+    copies |= {f"pictures/{name}": name for name in pictures}
+    assert sorted(artifacts(out, recorded)) == sorted(copies)
     folder = out / "mlruns" / recorded.info.run_id / "artifacts"
-    for name in ("summary.csv", *[path.name for path in out.glob("config_*.json")]):
-        assert (folder / name).read_bytes() == (out / name).read_bytes()
-    picture = Path("imagesTs", "b_saliency.png")
-    assert (folder / "pictures" / picture).read_bytes() == (out / picture).read_bytes()
-    outside = {path for path in tmp_path.rglob("*") if path.is_file()} - before
-    assert {path for path in outside if out not in path.parents} == set()
+    for copy, name in copies.items():
+        assert (folder / copy).read_bytes() == (out / name).read_bytes()
 
 
 def test_every_setting_is_recorded(tmp_path: Path) -> None:

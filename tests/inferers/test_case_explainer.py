@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.tolerances import assert_close
 from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 
 import monai_saliency as ms
@@ -265,7 +266,7 @@ def test_the_noise_of_a_network_in_half_precision(dtype: torch.dtype, half: floa
     image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(2))
     (found,) = ms.sliding_window(4, 2, target=ms.ClassScore([0], "softmax")).explain(image, network)
     expected = max(half, 8 * torch.finfo(torch.float32).eps) * float(found.scores.max())
-    assert float(found.noise) == pytest.approx(expected)
+    assert_close(found.noise, expected)
     network.to_dtype = None
     exact = ms.sliding_window(4, 2, target=ms.ClassScore([0], "softmax"))(image.double(), network.double())
     assert float((found.saliency - exact[0]).abs().max()) < 5 * expected

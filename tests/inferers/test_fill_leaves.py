@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tolerances import SINGLE, assert_close
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
@@ -45,13 +46,13 @@ def sigmoid(value: float) -> float:
 def test_a_probability_can_fall_to_chance(left: float) -> None:
     found = explained(ClassScore([1], "softmax"), share(left))
     wanted = (sigmoid(2 * left) - 0.5) / (sigmoid(2) - 0.5)
-    assert float(found.fill_leaves) == pytest.approx(wanted, abs=1e-5)
+    assert_close(found.fill_leaves, wanted, scale=1, within=SINGLE)
     in_log = explained(ClassScore([1, 0], "softmax", "log_odds"), share(left))
-    assert in_log.fill_leaves.tolist() == pytest.approx([left, left], abs=1e-5)
+    assert_close(in_log.fill_leaves, [left, left], scale=1, within=SINGLE)
     assert bool(in_log.fill_problem) == (left > 0.5)
     assert in_log.stopped == "", "windows do not depend on scores"
     against = explained(ClassScore([1], "softmax", "log_odds", against=0), share(left))
-    assert float(against.fill_leaves) == pytest.approx(left, abs=1e-5)
+    assert_close(against.fill_leaves, left, scale=1, within=SINGLE)
 
 
 @pytest.mark.parametrize("left", [0.0, 0.25, 0.6, 1.0])
@@ -63,7 +64,7 @@ def test_a_logit_can_move_as_far_as_any_mask_moves_it(left: float) -> None:
         return torch.where(total == 0, 16 - 4 * (1 - left), total)
 
     found = explained(RegressionScore(), network)  # each of four windows takes 4 of 16
-    assert float(found.fill_leaves) == pytest.approx(left, abs=1e-6)
+    assert_close(found.fill_leaves, left, scale=1, within=SINGLE)
 
 
 def test_a_network_that_ignores_the_image_has_no_fill() -> None:
@@ -85,8 +86,8 @@ def test_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_mean_of_an_ensemble() -> None:
     ensemble = Ensemble([torch.nn.Sequential(torch.nn.Flatten(), each) for each in (linear(0.2), linear(0.6))])
     found = explained(RegressionScore(), ensemble)
-    assert float(found.hidden_scores) == pytest.approx(0.4)
-    assert float(found.reference_scores) == pytest.approx(1.0)
+    assert_close(found.hidden_scores, 0.4)
+    assert_close(found.reference_scores, 1.0)
 
 
 def linear(hidden: float) -> torch.nn.Linear:
@@ -107,8 +108,8 @@ def test_under_patches(patches: bool) -> None:
     torch.nn.init.zeros_(network.bias)
     target = RegionScore(0, "sigmoid", "all")
     found = explained(target, network.eval(), image=image, inferer=inferer, patch_memory=patches)
-    assert float(found.hidden_scores) == pytest.approx(0.5)
-    assert float(found.fill_leaves) == pytest.approx(0.5 / sigmoid(4.0), abs=1e-6)
+    assert_close(found.hidden_scores, 0.5)
+    assert_close(found.fill_leaves, 0.5 / sigmoid(4.0), within=SINGLE)
 
 
 # The fill of a cohort: the candidate under which the effects of halves add up best, the same for every worker.

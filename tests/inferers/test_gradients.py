@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.tolerances import assert_close
 from monai.data import MetaTensor
 from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 from monai.networks.blocks import PatchEmbed
@@ -68,12 +69,12 @@ def test_of_a_linear_network_it_is_the_weight_times_the_way_from_the_fill(shape:
     network, x = Linear(*shape), image(2, *shape, dtype=torch.float64)
     settings: dict[str, Any] = {"target": ms.ClassScore([1, 0], "none"), "fill": ms.ConstantFill(0.25)}
     expected = ((x - 0.25)[:, None] * network.weight.detach().flip(0)).sum(2)
-    torch.testing.assert_close(ms.integrated_gradients(steps, **settings)(x, network), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(ms.smoothgrad(steps, **settings)(x, network), expected, rtol=0, atol=1e-12)
+    assert_close(ms.integrated_gradients(steps, **settings)(x, network), expected)
+    assert_close(ms.smoothgrad(steps, **settings)(x, network), expected)
     signed = ms.smoothgrad(steps, reading="signed", **settings)(x, network)
-    torch.testing.assert_close(signed, network.weight.detach().flip(0).sum(1).expand_as(signed))
+    assert_close(signed, network.weight.detach().flip(0).sum(1).expand_as(signed))
     absolute = ms.smoothgrad(steps, reading="absolute", **settings)(x, network)
-    torch.testing.assert_close(absolute, network.weight.detach().flip(0).abs().sum(1).expand_as(signed))
+    assert_close(absolute, network.weight.detach().flip(0).abs().sum(1).expand_as(signed))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_integrated_gradients_sum_to_the_difference_of_the_scores(
     change = scores[0] - scores[1]
     assert bool((change.abs() > 1e-4).all())
     torch.testing.assert_close(found.saliency.flatten(1).sum(1), change, rtol=0.01, atol=0)
-    torch.testing.assert_close(found.scores[-1], scores[1])
+    assert_close(found.scores[-1], scores[1])
     assert found.num_forwards == 52
     assert not caplog.messages
 
@@ -105,7 +106,7 @@ def test_integrated_gradients_are_captums() -> None:
     network, x = classifier(), image(2, 1, 16, 16, 16)
     found = ms.integrated_gradients(20, target=ms.ClassScore([2], "none"), mask_batch_size=7)(x, network)
     theirs = captum.attr.IntegratedGradients(network).attribute(x, torch.zeros_like(x), target=2, n_steps=20)
-    torch.testing.assert_close(found, theirs.to(found), rtol=0, atol=1e-5 * float(theirs.abs().max()))
+    assert_close(found, theirs.to(found))
 
 
 @pytest.mark.parametrize("layer", [None, "class_layers.relu", "features.denseblock1", "features.transition1.conv"])
@@ -121,7 +122,7 @@ def test_grad_cam_is_monais(layer: str | None, caplog: pytest.LogCaptureFixture)
     monais = MonaiGradCAM(others, used, postprocessing=lambda cam: cam)
     theirs = torch.cat([monais(x, class_idx=k).detach() for k in range(3)], dim=1)
     assert float(theirs.max()) > 0
-    torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-6 * float(theirs.max()))
+    assert_close(found, theirs)
 
 
 @pytest.mark.parametrize("target", [ms.RegionScore([0, 1], "softmax"), ms.RegionScore(1, "none", "all")])
@@ -141,7 +142,7 @@ def test_patch_by_patch_is_the_derivative_of_the_whole(inferer: Inferer, target:
     scores = found.target(inferer(leaf, network))[0]
     for k in range(len(scores)):
         (expected,) = torch.autograd.grad(scores[k], leaf, retain_graph=True)
-        torch.testing.assert_close(found.saliency[k], expected[0, 0], rtol=1e-9, atol=1e-15)
+        assert_close(found.saliency[k], expected[0, 0])
 
 
 METHODS: list[Callable[..., ms.PerturbationInferer]] = [
@@ -159,7 +160,7 @@ def test_the_batch_size_and_the_other_images_change_nothing(method: Any, inferer
     expected = torch.cat([method(mask_batch_size=1, **given)(each[None], network) for each in x])
     assert float(expected.abs().max()) > 0
     for size in (2, 4, 16):
-        torch.testing.assert_close(method(mask_batch_size=size, **given)(x, network), expected, rtol=1e-9, atol=1e-15)
+        assert_close(method(mask_batch_size=size, **given)(x, network), expected)
 
 
 def test_the_network_is_left_as_it_was() -> None:
@@ -196,7 +197,7 @@ def test_several_inputs_and_a_structured_output() -> None:
     x, weight, age = image(2, 1, 6, 5), image(2, 1, 6, 5) - 0.4, torch.tensor([[1.0], [3.0]])
     explain = ms.integrated_gradients(3, target=FIRST, inputs=ms.DictInput("image"), output=("heads", 1))
     found = explain({"image": x, "map": weight, "age": age}, network)
-    torch.testing.assert_close(found, x * weight * age[:, :, None, None])
+    assert_close(found, x * weight * age[:, :, None, None])
 
 
 def test_geometry_and_metrics() -> None:
@@ -416,13 +417,13 @@ def test_grad_cam_and_smoothgrad_are_autograds(name: str, caplog: pytest.LogCapt
         assert caplog.messages[-1] == f"Grad-CAM of Sequential reads the layer {named!r}"
         expected = torch.cat([by_autograd(network, x, named, how, k) for k in (0, 1)], dim=1)
         assert float(expected.max()) > 0
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9 * float(expected.max()))
+        assert_close(found, expected)
     found, expected = ms.smoothgrad(2, 0.1, 3, "signed", target=target)(x, network), torch.zeros_like(x)
     for i in (0, 1):
         noise = torch.from_numpy(np.random.default_rng([3, i]).standard_normal(x.shape[1:]))
         noisy = (x + 0.1 * (x.max() - x.min()) * noise).requires_grad_()
         expected += torch.autograd.grad(network(noisy)[0, 0], noisy)[0] / 2
-    torch.testing.assert_close(found, torch.cat([expected, -expected], dim=1), rtol=1e-6, atol=1e-12)
+    assert_close(found, torch.cat([expected, -expected], dim=1))
 
 
 def test_tokens_patch_by_patch() -> None:
@@ -434,7 +435,7 @@ def test_tokens_patch_by_patch() -> None:
     found = ms.grad_cam("norm", target=target, inferer=inferer)(x, network)
     shares = chain(net=network, mean=lambda out: out.softmax(1)[:, 1:2].mean((2, 3)) / 4)
     for part in [(..., slice(i, i + 16), slice(j, j + 24)) for i in (0, 16) for j in (0, 24)]:
-        torch.testing.assert_close(found[part], by_autograd(shares, x[part], "net.norm", (2, 3), 0))
+        assert_close(found[part], by_autograd(shares, x[part], "net.norm", (2, 3), 0))
 
 
 UNCLEAR = {
@@ -477,4 +478,4 @@ def test_patches_without_a_slope_are_zero_and_images_may_be_changed_in_place() -
     expected = (x > 0.5) * 2 * network.conv.weight.detach() / x.numel()
     for inferer in (None, SlidingWindowInferer((8, 8), 2, 0)):
         explain = ms.smoothgrad(1, 0, reading="signed", target=ms.RegionScore(0, "none", "all"), inferer=inferer)
-        torch.testing.assert_close(explain(x, network), expected)
+        assert_close(explain(x, network), expected)

@@ -2,12 +2,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers.estimators import slow_rise
 from helpers.own_pipeline import Network
 from helpers.patches import images
+from helpers.tolerances import assert_close
 from monai.data import MetaTensor, decollate_batch, list_data_collate
 from monai.inferers import SlidingWindowInferer
 from monai.networks.nets import UNet
@@ -100,7 +100,7 @@ class TestWhatTheNetworkSees:
         expected = mask * image + (1 - mask) * filled
         seen = network.rows(len(bound) + 1)
         assert torch.equal(seen[0], image[0])
-        torch.testing.assert_close(seen[1:], expected, rtol=0, atol=1e-12)
+        assert_close(seen[1:], expected)
 
     @pytest.mark.parametrize("count", [1, 3])
     @pytest.mark.parametrize("mask_batch_size", [1, 7, 64, 1000])
@@ -116,20 +116,19 @@ class TestWhatTheNetworkSees:
 @pytest.mark.parametrize("method", METHODS)
 class TestSameMap:
     @pytest.mark.parametrize("shape", SHAPES)
-    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-    def test_for_any_division_of_the_work(self, method: Any, shape: Any, dtype: torch.dtype, tolerance: float) -> None:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_for_any_division_of_the_work(self, method: Any, shape: Any, dtype: torch.dtype) -> None:
         """Batch sizes 1, 7, 64, and images one by one or together."""
         network, inputs = Network(len(shape)).to(dtype).eval(), images(3, 1, *shape, dtype=dtype)
         target = ClassScore("all", "softmax")
         expected = method(target=target, mask_batch_size=1)(inputs, network)
         assert expected.shape == (3, 3, *shape)
         assert float(expected.std()) > 0
-        atol = tolerance * float(expected.abs().max())
         for size in (7, 64):
             maps = method(target=target, mask_batch_size=size)(inputs, network)
-            torch.testing.assert_close(maps, expected, rtol=0, atol=atol)
+            assert_close(maps, expected, scale=1)  # of a probability
             one_by_one = [method(target=target, mask_batch_size=size)(image[None], network) for image in inputs]
-            torch.testing.assert_close(torch.cat(one_by_one), expected, rtol=0, atol=atol)
+            assert_close(torch.cat(one_by_one), expected, scale=1)
 
     def test_law_7_twice_in_a_row(self, method: Callable[..., PerturbationInferer]) -> None:
         network, inputs = Network(), images(2, 1, 13, 10)
@@ -161,7 +160,7 @@ def test_law_9_double_end_to_end_equals_slow_loop(shape: tuple[int, ...]) -> Non
         expected = slow_rise(rendered[:, 0].numpy(), torch.stack(perturbed).numpy(), 0.4, form)
         maps = rise(9, 3, 0.4, 3, form=form, target=ClassScore("all", "softmax"), fill=fill)(image, network)
         assert maps.dtype == torch.float64
-        np.testing.assert_allclose(maps[0], expected, rtol=0, atol=1e-13)
+        assert_close(maps[0], expected)
 
 
 class TestNetworkIsLeftAsItWas:
@@ -235,7 +234,7 @@ class TestInnerInferer:
         image = images(1, 1, 12, 10)
         scaled = sliding_window(4, target=target, inferer=inner)(image, network, 2.0, shift=shift)
         plain = sliding_window(4, target=target, inferer=inner)(image, network, 1.0, shift=shift)
-        torch.testing.assert_close(scaled, 2 * plain)
+        assert_close(scaled, 2 * plain)
         assert {scale for scale, _ in calls} == {1.0, 2.0}
         assert all(given is shift for _, given in calls)
 
@@ -250,8 +249,8 @@ class TestExplain:
             for i, (explanation, image) in enumerate(zip(explanations, inputs, strict=True)):
                 mask = RISEMasks(6, 3).bind(image).render(range(6))
                 scores = network(torch.cat([image[None], mask * image])).softmax(1)[:, [2, 0]]
-                torch.testing.assert_close(explanation.reference_scores, scores[0], rtol=0, atol=1e-6)
-                torch.testing.assert_close(explanation.scores, scores[1:], rtol=0, atol=1e-6)
+                assert_close(explanation.reference_scores, scores[0])
+                assert_close(explanation.scores, scores[1:])
                 assert torch.equal(explanation.saliency, maps[i])
                 assert explanation.name == "ab"[i]
                 assert list(explanation.target.labels) == [2, 0]
@@ -385,7 +384,7 @@ def test_label_maps_with_a_batch_of_images() -> None:
     together = explain.explain(images, network, cases=cases)
     for i, explanation in enumerate(together):
         (alone,) = explain.explain(images[i : i + 1], network, cases=cases[i : i + 1])
-        assert torch.equal(explanation.saliency, alone.saliency)
+        assert_close(explanation.saliency, alone.saliency)
 
 
 def test_settings_never_change() -> None:

@@ -9,6 +9,7 @@ import torch
 from helpers.estimators import by_coalitions
 from helpers.patches import WHOLE, Coupled, Network, blocks, images, patch_boxes, planned
 from helpers.searches import driven
+from helpers.tolerances import assert_close
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from monai.inferers import SlidingWindowInferer
@@ -337,12 +338,12 @@ def test_as_whole_images_from_no_more_patches_than_there_are(shape: Any, roi: An
     (whole,) = every.replace(patch_memory=False).explain(image, network, cases=[case])
     assert whole.num_forwards == 2 ** len(values.players)
     for other in (enumerated, whole):
-        torch.testing.assert_close(ms.estimators.shapley_values(other).values, values.values, rtol=0, atol=1e-12)
-        torch.testing.assert_close(other.saliency, found.saliency, rtol=0, atol=1e-12)
+        assert_close(ms.estimators.shapley_values(other).values, values.values)
+        assert_close(other.saliency, found.saliency)
     fill = torch.zeros_like(image)
     bound = found.target
     lost = bound(inferer(image, network)) - bound(inferer(fill, network))
-    assert float(values.values.sum()) == pytest.approx(float(lost), abs=1e-12)
+    assert_close(values.values.sum(), lost.squeeze())
     assert float(values.values.abs().max()) > 1e-4
 
 
@@ -387,7 +388,7 @@ def test_more_players_than_can_be_enumerated() -> None:
     (found,) = ms.shapley(target=WHOLE, inferer=inferer).explain(image, network, cases=[ms.Case("a", labels=regions)])
     with torch.no_grad():
         expected = by_cells(regions, inferer, network, image, found.target)
-    assert ms.estimators.shapley_values(found).table() == pytest.approx(expected, abs=1e-12)
+    assert_close(ms.estimators.shapley_values(found).table(), expected)
     assert found.num_forwards <= patches_at_most(regions, inferer)
 
 
@@ -414,7 +415,7 @@ def test_so_many_players_act_together(target: Any, players: int) -> None:
     assert found.num_forwards <= patches_at_most(STRIPES, inferer)
     every = explain.replace(masks=ms.masks.CoalitionMasks(), patch_memory=False)
     (whole,) = every.explain(image, network, cases=[case])
-    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)
+    assert_close(found.saliency, whole.saliency)
     assert float(found.saliency.abs().max()) > 1e-4
     if players == 2:
         with pytest.raises(ValueError, match="it is not a sum over voxels"):
@@ -431,7 +432,7 @@ def test_random_coalitions_share_patches() -> None:
     (found,) = explain.explain(image, network, cases=[case])
     assert found.num_forwards <= patches_at_most(regions, inferer)
     (whole,) = explain.replace(patch_memory=False).explain(image, network, cases=[case])
-    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)
+    assert_close(found.saliency, whole.saliency)
     exact = ms.estimators.shapley_values(
         ms.shapley(target=WHOLE, inferer=inferer).explain(image, network, cases=[case])[0]
     ).values
@@ -452,7 +453,7 @@ def test_too_many_players_in_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = explain.explain(image, network, cases=[case])
     values, known = ms.estimators.shapley_values(found), ms.estimators.shapley_values(exact)
     assert "12 players were estimated from 120 random coalitions" in found.stopped
-    torch.testing.assert_close(values.values.sum(dim=0), known.values.sum(dim=0), rtol=0, atol=1e-12)
+    assert_close(values.values.sum(dim=0), known.values.sum(dim=0))
     assert bool(((values.values - known.values).abs() <= 5 * values.standard_error + 1e-12).all())
 
 
@@ -466,6 +467,6 @@ def test_channels_and_a_float32_network() -> None:
         masks=ms.masks.CoalitionMasks(background=False, per_channel=True), patch_memory=False
     ).explain(image, network, cases=[case])
     assert found.saliency.shape == (2, *shape)
-    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-6)
+    assert_close(found.saliency, whole.saliency)
     assert float(found.saliency.abs().max()) > 1e-3
     assert bool((found.saliency[:, regions[0] == 0] == 0).all())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.patches import WHOLE, Coupled, Network, blocks, images, patch_boxes
+from helpers.tolerances import assert_close
 from helpers.warned import logged_warnings
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -50,7 +51,7 @@ def assert_same(results: list[list[ms.Explanation]], tolerance: float) -> None:
         largest = float(torch.cat([plain.scores, plain.reference_scores[None]]).abs().max())
         assert ours.scores.dtype == plain.scores.dtype
         for a, b in ((ours.scores, plain.scores), (ours.reference_scores, plain.reference_scores)):
-            torch.testing.assert_close(a, b, rtol=0, atol=tolerance * largest)
+            assert_close(a, b, scale=largest, within=tolerance)
 
 
 @st.composite
@@ -364,7 +365,7 @@ def test_patches_that_the_target_does_not_read(method: str, images: int) -> None
                 assert observed.finding.kept_share >= 0.5
             continue
         assert list(remembered.ids) == list(whole.ids)
-        torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-8, atol=1e-9)
+        assert_close(remembered.saliency, whole.saliency)
 
 
 def test_the_price_of_a_later_round(monkeypatch: pytest.MonkeyPatch) -> None:

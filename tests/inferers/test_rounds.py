@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.forked_ranks import on_ranks
+from helpers.tolerances import assert_close
 from helpers.two_rounds import TwoRounds, two_rounds
 from monai.inferers import SlidingWindowInferer
 
@@ -71,7 +72,7 @@ def explain(batch: int = 3, **settings: Any) -> ms.PerturbationInferer:
 def test_the_map_is_that_of_both_rounds() -> None:
     network = Spots()
     (explanation,) = explain().explain(images(), network)
-    torch.testing.assert_close(explanation.saliency[0], by_hand())
+    assert_close(explanation.saliency[0], by_hand())
     assert list(explanation.ids) == [0, 1, 2, 3, 12, 13, 14, 15]
     assert explanation.num_forwards == 1 + 4 + 4
     # Two images alone and one with everything hidden; two batches of three in each round, and the unperturbed image
@@ -83,7 +84,7 @@ def test_the_map_is_that_of_both_rounds() -> None:
 def test_cases_share_batches_in_every_round(batch: int) -> None:
     together = explain(batch).explain(images(3), Spots())
     for i, explanation in enumerate(together):
-        torch.testing.assert_close(explanation.saliency[0], by_hand(i + 1))
+        assert_close(explanation.saliency[0], by_hand(i + 1))
         assert explanation.num_forwards == 9
 
 
@@ -102,7 +103,7 @@ def test_remembered_patches() -> None:
     ]
     for remembered, whole, forgetful in zip(*maps, strict=True):
         assert list(remembered.ids) == list(whole.ids)
-        torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-9, atol=1e-12)
+        assert_close(remembered.scores, whole.scores)
         assert torch.equal(forgetful.scores, remembered.scores)
         assert 25 < remembered.num_forwards < 9 * 25
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.dependent import COUPLINGS, Coupled, Takes, WithDropout, classify, segment
 from helpers.forked_ranks import on_ranks
+from helpers.tolerances import assert_close
 from helpers.warned import logged_warnings
 from monai.inferers import SlidingWindowInferer
 
@@ -146,7 +147,7 @@ def test_patches(coupling: str | None, sw_batch_size: int, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         found = patches(sw_batch_size=sw_batch_size)(images(2), network)
     if coupling is None or sw_batch_size == 1:
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+        assert_close(found, expected, scale=1)  # of a probability
         assert not logged_warnings(caplog)
     else:
         assert torch.equal(found, expected)
@@ -185,7 +186,7 @@ def test_patches_are_what_was_predicted(coupling: str | None) -> None:
     network = segment if coupling is None else Coupled(segment, coupling)
     prediction = patches().inferer(images(), network)
     (found,) = patches().explain(images(), network, cases=[ms.Case("ct", prediction=prediction)])
-    torch.testing.assert_close(found.saliency, patches(1, memory=False)(images(), network)[0], rtol=0, atol=1e-6)
+    assert_close(found.saliency, patches(1, memory=False)(images(), network)[0], scale=1)
     with pytest.raises(CaseError, match="not what was predicted"):
         patches().explain(images(), network, cases=[ms.Case("ct", prediction=1.01 * prediction)])
 
@@ -212,7 +213,7 @@ def test_a_program_that_takes_single_images_only() -> None:
     program = torch.export.export(network, (images(),)).module()
     with pytest.raises(AssertionError, match=r"the network failed on images \(4, 1"):
         windows()(images(2), program)
-    torch.testing.assert_close(windows(1)(images(2), program), windows(1)(images(2), network), rtol=0, atol=1e-6)
+    assert_close(windows(1)(images(2), program), windows(1)(images(2), network))
 
 
 def test_a_compiled_network_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +304,7 @@ def test_all_ranks_decide_the_same(coupled: set[int]) -> None:
         return found.saliency
 
     for found in on_ranks(2, rank):
-        torch.testing.assert_close(found, expected.saliency, rtol=0, atol=1e-6)
+        assert_close(found, expected.saliency)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tolerances import assert_close
 from monai.inferers import SlidingWindowInferer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
@@ -190,7 +191,7 @@ def between(image: torch.Tensor, explain: Any, inner: Any, first: int) -> list[l
         explain(placed, network)  # what is found out once a network is not counted
         mode.begin()
         found = explain(placed, network)
-    torch.testing.assert_close(off_device(found), explain(image, inner), rtol=0, atol=0)
+    assert_close(off_device(found), explain(image, inner))
     full = [number for number, size in enumerate(mode.sizes) if size == BATCH]
     assert len(full) - first >= 5
     return mode.waits[full[first] + 1 : full[-1] + 1]
@@ -240,7 +241,7 @@ def test_focused_masks_are_rendered_without_waiting(dims: str) -> None:
     with Counted() as mode:
         found = bound.render(ids)
     assert mode.waits == [[]]
-    torch.testing.assert_close(off_device(found), on_cpu.render(ids), rtol=0, atol=0)
+    assert_close(off_device(found), on_cpu.render(ids))
 
 
 @pytest.mark.parametrize("dims", IMAGES)

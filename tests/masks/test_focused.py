@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tolerances import MASKS, assert_close
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
@@ -84,10 +85,10 @@ def test_a_mask_depends_on_its_id_alone(shape: tuple[int, ...]) -> None:
     assert float(masks.max()) <= 1
     assert torch.equal(bound.render(ids[::-1]), masks.flip(0))
     for row in (0, 1, 10, 13, 18):
-        torch.testing.assert_close(bound.render([ids[row]]), masks[row : row + 1], rtol=0, atol=1e-6)
+        assert_close(bound.render([ids[row]]), masks[row : row + 1], within=MASKS)
     box = tuple(slice(2, n - 3) for n in shape)
     here = (slice(None), slice(None), *box)
-    torch.testing.assert_close(bound.render(ids, box=box), masks[here], rtol=0, atol=1e-6)
+    assert_close(bound.render(ids, box=box), masks[here], within=MASKS)
     assert len({mask.numpy().tobytes() for mask in masks}) == len(ids)
     assert float(bound.render([(bound._all, 0, -1)]).max()) == 0
     # What is hidden stays hidden, whatever is drawn.
@@ -102,7 +103,7 @@ def test_masks_in_other_coordinates() -> None:
     ids = [*bound.first_round(), (0, 0b111 << 50, 1), (0b11 << 90, 0b111 << 50, 2)]
     matrices = [torch.rand(n, 3, dtype=torch.float64) for n in bound.spatial_shape]
     wanted = torch.einsum("nabc,ai,bj,ck->nijk", bound.render(ids)[:, 0], *matrices)
-    torch.testing.assert_close(bound.along_axes(ids, matrices)[:, 0], wanted)
+    assert_close(bound.along_axes(ids, matrices)[:, 0], wanted)
 
 
 def test_more_is_kept_in_the_second_round() -> None:
@@ -160,14 +161,14 @@ def test_where_nothing_stands_out_on_patches_random_masks_cover_all() -> None:
     assert found.stopped.startswith("nothing stood out, so the last masks cover the whole image")
     assert found.ids == whole.ids
     assert sum(number >= 0 for _, _, number in found.ids) == len(found.scores[-170:].unique()) == 170
-    torch.testing.assert_close(found.scores, whole.scores)
+    assert_close(found.scores, whole.scores)
 
 
 def test_batches_change_nothing() -> None:
     first = explain(either, mask_batch_size=5, num_masks=60)
     second = explain(either, mask_batch_size=64, num_masks=60)
     assert first.ids == second.ids
-    assert torch.equal(first.saliency, second.saliency)
+    assert_close(first.saliency, second.saliency)
 
 
 @pytest.mark.parametrize("until", [0.8, 0.95])

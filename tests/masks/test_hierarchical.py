@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.patches import blocks
 from helpers.searches import after
+from helpers.tolerances import assert_close
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
@@ -86,7 +87,7 @@ def test_the_slow_reference(shape: tuple[int, ...], window: int, levels: int, ke
         target = ms.ClassScore(classes, "none")
         explain = ms.hierarchical_occlusion(window, levels, keep, target=target, mask_batch_size=7)
         (found,) = explain.explain(torch.ones(1, 1, *shape).double(), network)
-        np.testing.assert_allclose(found.saliency, [expected[each] for each in classes], rtol=1e-9, atol=1e-9)
+        assert_close(found.saliency, [expected[each] for each in classes])
         count = len(set.union(*(windows[each] for each in classes)))
         assert len(found.scores) == count
         assert found.num_forwards == count + 1
@@ -99,7 +100,7 @@ def test_smooth_edges_and_the_slow_reference(shape: tuple[int, ...], width: floa
     expected, windows = slow(weight, 4, 3, 0.3, width)
     explain = ms.hierarchical_occlusion(4, 3, 0.3, smooth=width, target=LOGIT, mask_batch_size=7)
     (found,) = explain.explain(torch.ones(1, 1, *shape).double(), weighted(torch.from_numpy(weight)))
-    np.testing.assert_allclose(found.saliency[0].numpy(), expected, rtol=1e-9, atol=1e-9)
+    assert_close(found.saliency[0].numpy(), expected)
     assert len(found.scores) == len(windows)
 
 
@@ -182,7 +183,7 @@ def test_the_slow_reference_of_regions(shape: Any, size: int, window: int, level
     explain = ms.hierarchical_occlusion(window, levels, keep, regions="label_map", target=target, mask_batch_size=7)
     by_weight = lambda x: (x * torch.from_numpy(weights)).flatten(2).sum(2)  # noqa: E731
     (found,) = explain.explain(torch.ones(1, 1, *shape).double(), by_weight, cases=[ms.Case("a", labels=labels)])
-    np.testing.assert_allclose(found.saliency, np.stack(expected), rtol=1e-9, atol=1e-9)
+    assert_close(found.saliency, np.stack(expected))
     assert len(found.scores) == count
     assert max(map(len, hidden)) <= found.masks.at_most
     assert bool((found.saliency[:, labels[0] == 0] == 0).all())
@@ -310,8 +311,8 @@ def test_the_slow_search(seed: int, shape: tuple[int, ...]) -> None:
             break
     assert torch.equal(found.saliency, kept)
     (region,) = regions(found)
-    assert region.kept_score == pytest.approx(float(score(kept)))
-    assert region.hidden_score == pytest.approx(float(score(1 - kept)))
+    assert_close(region.kept_score, score(kept).squeeze())
+    assert_close(region.hidden_score, score(1 - kept).squeeze())
     # Log steps, not one forward a size.
     assert len(found.scores) <= len(boxes) + 3 * 3 + 2
 

@@ -10,6 +10,7 @@ import torch
 from helpers.masks import bind, boxes_of_regions
 from helpers.patches import blocks
 from helpers.searches import driven
+from helpers.tolerances import DOUBLE, MASKS, SINGLE, assert_close
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
@@ -36,11 +37,11 @@ class TestSums:
 
     @pytest.mark.parametrize("num_weights", [1, 3, 7])
     def test_weighted_sum_is_the_sum_of_rendered_masks(self, masks: Masks, num_weights: int) -> None:
-        for shape, dtype, tolerance in (((10, 7), torch.float64, 1e-14), ((9, 8, 7), torch.float32, 1e-6)):
+        for shape, dtype, within in (((10, 7), torch.float64, DOUBLE), ((9, 8, 7), torch.float32, SINGLE)):
             bound, ids = bind(masks, *shape, dtype=dtype), [5, 0, 3, 3, 8]
             weights = torch.randn(5, num_weights, dtype=dtype, generator=torch.Generator().manual_seed(0))
             expected = torch.einsum("nk,n...->k...", weights.double(), bound.render(ids).double())
-            torch.testing.assert_close(bound.weighted_sum(ids, weights), expected, rtol=0, atol=tolerance * 10)
+            assert_close(bound.weighted_sum(ids, weights), expected, within=within)
 
     @pytest.mark.parametrize("ids", [[5, 0, 3, 3, 8], range(2, 7), []])
     def test_along_axes_is_the_product_with_rendered_masks(self, masks: Masks, ids: Sequence[int]) -> None:
@@ -49,7 +50,7 @@ class TestSums:
         expected = torch.einsum("ncxyz,xa,yb,zd->ncabd", bound.render(ids).double(), *matrices)
         found = bound.along_axes(ids, matrices)
         assert found.dtype == torch.float64
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        assert_close(found, expected)
 
     @pytest.mark.parametrize("ids", [[-1], [0, 9999], range(3, 10_000), range(-1, 2)])
     def test_index_out_of_range(self, masks: Masks, ids: object) -> None:
@@ -156,7 +157,7 @@ def test_law_9_precision_follows_the_image(name: str) -> None:
     single, double = (bound_to(FAMILIES[name], (9, 8), dtype) for dtype in (torch.float32, torch.float64))
     ids = ids_of(single)[:3]
     assert (single.render(ids).dtype, double.render(ids).dtype) == (torch.float32, torch.float64)
-    torch.testing.assert_close(single.render(ids).double(), double.render(ids), rtol=0, atol=1e-6)
+    assert_close(single.render(ids).double(), double.render(ids), within=MASKS)
     assert torch.equal(bound_to(FAMILIES[name], (9, 8), torch.float16).render(ids), single.render(ids))
 
 
@@ -173,7 +174,7 @@ def test_law_2_devices_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     bound = bound_to(FAMILIES[name], (33, 20))
     on_gpu = bound.render(ids_of(bound)[:6], device="cuda")
     assert on_gpu.is_cuda
-    torch.testing.assert_close(on_gpu.cpu(), bound.render(ids_of(bound)[:6]), rtol=0, atol=1e-6)
+    assert_close(on_gpu.cpu(), bound.render(ids_of(bound)[:6]), within=MASKS)
     assert torch.backends.cuda.matmul.allow_tf32
 
 
@@ -198,8 +199,8 @@ def test_remembered_patches(method: Any, settings: dict[str, Any], share: float)
     explain = [method(**REGION, **settings, patch_memory=memory) for memory in (True, False)]
     remembered, whole = (each.explain(image, network)[0] for each in explain)
     assert list(remembered.ids) == list(whole.ids)
-    torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-8, atol=1e-9)
-    torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-5, atol=1e-8)
+    assert_close(remembered.scores, whole.scores)
+    assert_close(remembered.saliency, whole.saliency)
     assert remembered.num_forwards / remembered.per_prediction < share * whole.num_forwards
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.masks import bind, boxes_of_regions, everything
 from helpers.searches import driven
+from helpers.tolerances import MASKS, assert_close
 from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.masks import CoalitionMasks, RegionMasks, SlidingWindowMasks
@@ -91,10 +92,10 @@ def test_a_window_by_hand(width: float, expected: list[float]) -> None:
     (index,) = [i for i, first in enumerate(windows.codes(range(3))["first"][:, 1]) if first == 3]
     # Windows begin at -1, 3 and 7: the one at 3 is moved by a voxel to where it is written above.
     rolled = windows.render([index])[0, 0, 0].roll(1)
-    assert rolled[1:].tolist() == pytest.approx(expected[1:], abs=1e-12)
+    assert_close(rolled[1:], expected[1:])
     labels = torch.tensor([[[0, 0, 0, 0, 1, 1, 1, 1, 0, 0]]])
     regions = line(RegionMasks(smooth=(0, width)), labels=labels)
-    assert regions.render([0])[0, 0, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert_close(regions.render([0])[0, 0, 0], expected, within=MASKS)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -106,14 +107,14 @@ def test_the_slow_average(kind: str, width: Any) -> None:
     widths = tuple(np.broadcast_to(width, 2).tolist())
     for hard, soft in zip(crisp, smooth, strict=True):
         expected = 1 - slow_average(1 - hard, widths)
-        np.testing.assert_allclose(soft, expected, rtol=0, atol=1e-6)  # shares are multiples of 2^-24
+        assert_close(soft, expected, within=MASKS)  # shares are multiples of 2^-24
 
 
 def test_windows_side_by_side_hide_everything_once() -> None:
     """Where crisp windows tile the image, so do smooth ones: what one keeps at its edge its neighbours hide."""
     bound = bind(SlidingWindowMasks((4, 3), (4, 3), smooth=2.5), 12, 9, dtype=torch.float64)
     total = (1 - bound.render(range(len(bound)))).sum(dim=0)
-    torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-12)
+    assert_close(total, torch.ones_like(total))
 
 
 def test_a_sparse_map_loses_nothing() -> None:
@@ -201,9 +202,9 @@ def test_how_likely_a_pair_is_drawn(players: int, count: int) -> None:
     found = counts / seeds / number
     # Few pairs are not quite Poisson's, and have a spread over seeds.
     np.testing.assert_allclose(found[1:-1], chance[1:-1], rtol=0.05, atol=0.01)
-    assert (number * chance).sum() / 2 == pytest.approx(count)
+    assert_close((number * chance).sum() / 2, count)
     wanted = 1 / (number[1:-1] * np.arange(1, players) * np.arange(players - 1, 0, -1)) / chance[1:-1]
-    np.testing.assert_allclose(weight[1:-1] / weight[1], wanted / wanted[0], rtol=1e-9)
+    assert_close(weight[1:-1] / weight[1], wanted / wanted[0])
 
 
 # Parts of an image.

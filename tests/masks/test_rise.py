@@ -8,6 +8,7 @@ import torch
 from captum.attr import Occlusion
 from helpers.estimators import map_of, slow_rise
 from helpers.masks import bind, everything, slow_balls, slow_grids, slow_mc_rise, slow_windows
+from helpers.tolerances import MASKS, assert_close, assert_same_bits
 from skimage.transform import resize
 from xaitk_saliency.impls.perturb_image.mc_rise import MCRISEGrid
 from xaitk_saliency.impls.perturb_image.random_grid import RandomGrid
@@ -49,7 +50,7 @@ class TestRISEMasks:
     def test_equals_xaitk(self, shape: tuple[int, int], s: int) -> None:
         for seed, p1 in ((0, 0.5), (7, 0.25), (12345, 0.9)):
             theirs = RISEGrid(n=6, s=s, p1=p1, seed=seed, threads=0).perturb(np.zeros(shape))
-            np.testing.assert_allclose(everything(bind(RISEMasks(6, s, p1, seed), *shape)), theirs, rtol=0, atol=1e-5)
+            assert_close(everything(bind(RISEMasks(6, s, p1, seed), *shape)), theirs)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_nothing_kept_rounds_to_above_1(self, dtype: torch.dtype) -> None:
@@ -74,7 +75,7 @@ class TestMasks:
         for seed, p1 in ((0, 0.5), (12345, 0.2)):
             theirs = MCRISEGrid(n=n, s=s, p1=p1, k=k, seed=seed, threads=0).perturb(np.zeros((*shape, 3)))
             bound = bind(ms.masks.MCRISEMasks(n, fills(k), s, p1, seed), *shape)
-            np.testing.assert_allclose(bound.render(range(n)), theirs.swapaxes(0, 1), rtol=0, atol=1e-5)
+            assert_close(bound.render(range(n)), theirs.swapaxes(0, 1))
 
 
 def perturbed(masks: ms.masks.MCRISEMasks, image: torch.Tensor, fill: torch.Tensor, fill_of: Any = None) -> Any:
@@ -94,15 +95,19 @@ class TestPerturbedImages:
         found, bound = perturbed(masks, image, torch.full_like(image, -5.0))
         # A fill that depends on the mask sees what all fills together leave of the image.
         seen, _ = perturbed(masks, image, torch.full_like(image, -5.0), lambda x, kept: kept * 2 - 5 + 0 * x)
-        each = [torch.full_like(image, -5.0), torch.full_like(image, 2.0), ms.BlurFill(1.0)(image[None])[0]]
+        fills = [torch.full_like(image, -5.0), torch.full_like(image, 2.0), ms.BlurFill(1.0)(image[None])[0]]
         rendered = bound.render(range(7))
+        expected = torch.empty_like(found)
+        expected_seen = torch.empty_like(found)
         for i, place in itertools.product(range(7), itertools.product(*map(range, shape))):
             hidden = [1 - float(rendered[(i, k, *place[1:])]) for k in range(3)]
-            expected = (1 - sum(hidden)) * float(image[place])
-            expected += sum(h * float(fill[place]) for h, fill in zip(hidden, each, strict=True))
-            assert float(found[(i, *place)]) == pytest.approx(expected, abs=1e-12)
-            expected += hidden[0] * 2 * (1 - sum(hidden))
-            assert float(seen[(i, *place)]) == pytest.approx(expected, abs=1e-12)
+            value = (1 - sum(hidden)) * float(image[place])
+            for share, fill in zip(hidden, fills, strict=True):
+                value += share * float(fill[place])
+            expected[(i, *place)] = value
+            expected_seen[(i, *place)] = value + hidden[0] * 2 * (1 - sum(hidden))
+        assert_close(found, expected)
+        assert_close(seen, expected_seen)
 
     def test_a_fill_that_is_not_finite_counts_where_it_replaces_something(self) -> None:
         image = torch.ones(1, 12, 12)
@@ -140,7 +145,7 @@ class TestScoring:
         scores = torch.randn(11, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         ours = map_of(ms.estimators.MCRISEScoring(p1, form), bound, scores, torch.zeros(2, dtype=torch.float64))
         expected = self.slow(bound.render(range(11)).numpy(), scores.numpy(), p1, form)
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
+        assert_close(ours, expected)
 
     def test_the_signs_say_which_fill_lowers_the_score(self) -> None:
         """A network that sums a square: fill 0 lowers the sum, fill 1 raises it, and the published sign is opposite."""
@@ -228,7 +233,7 @@ class TestMapsOfChannels:
         scores = network(rendered * image)
         for k, c in itertools.product(range(2), range(2)):
             expected = slow_rise(rendered[:, c].numpy(), scores[:, k : k + 1].numpy(), 0.4, form)
-            np.testing.assert_allclose(maps[2 * k + c], expected[0], rtol=0, atol=1e-12)
+            assert_close(maps[2 * k + c], expected[0])
 
     def test_which_modality_by_hand(self) -> None:
         """A product of two channels' means: hiding either takes all of it; a third adds its own."""
@@ -253,7 +258,7 @@ class TestRandomGridMasks:
         for seed, p1 in ((0, 0.5), (7, 0.25), (12345, 0.9)):
             theirs = RandomGrid(n=6, s=cell, p1=p1, seed=seed, threads=0).perturb(np.zeros((*shape, 3)))
             ours = everything(bind(RandomGridMasks(6, cell, p1, seed), *shape))
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+            assert_close(ours, theirs)
 
     def test_a_cell_has_its_size_in_every_scan(self) -> None:
         masks = RandomGridMasks(3, (10, 4), unit="mm")
@@ -272,7 +277,7 @@ class TestSlidingRadialMasks:
     def test_equals_xaitk(self, shape: tuple[int, int], radius: Any, stride: Any, sigma: Any) -> None:
         theirs = SlidingRadial(radius, stride, sigma).perturb(np.zeros((*shape, 3))).astype(np.float64)
         ours = everything(bind(SlidingRadialMasks(radius, stride, sigma), *shape))
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+        assert_close(ours, theirs, within=MASKS)
         if sigma is None:
             np.testing.assert_array_equal(ours, theirs)
 
@@ -327,24 +332,27 @@ WINDOWS_3D: list[Any] = [
     ((6, 6, 4), (2,) * 3, (2,) * 3),
     ((5, 8, 3), (1, 3, 3), (3, 4, 2)),
 ]
-#: masks, an image's shape, the slow loop and its settings, and how near it comes
+#: masks, an image's shape, the slow loop and its settings, and whether it has no fractions, so that all bits are equal
 SLOW_3D = [
-    *((RISEMasks(5, grid, 0.4, 3), shape, slow_masks, (5, grid, 0.4, 3), 1e-12) for shape, grid in GRIDS_3D),
-    *((RandomGridMasks(5, cell, 0.4, 3), shape, slow_grids, (5, cell, 0.4, 3), 1e-12) for shape, cell in GRIDS_3D),
+    *((RISEMasks(5, grid, 0.4, 3), shape, slow_masks, (5, grid, 0.4, 3), False) for shape, grid in GRIDS_3D),
+    *((RandomGridMasks(5, cell, 0.4, 3), shape, slow_grids, (5, cell, 0.4, 3), False) for shape, cell in GRIDS_3D),
     *(
-        (ms.masks.MCRISEMasks(5, fills(k), grid, 0.4, 3), shape, slow_mc_rise, (5, k, grid, 0.4, 3), 1e-12)
+        (ms.masks.MCRISEMasks(5, fills(k), grid, 0.4, 3), shape, slow_mc_rise, (5, k, grid, 0.4, 3), False)
         for (shape, grid), k in zip(GRIDS_3D, (2, 3, 4), strict=True)
     ),
-    *((SlidingRadialMasks(*each), (11, 9, 8), slow_balls, each, 1e-13) for each in BALLS_3D),
-    *((SlidingWindowMasks(*each), shape, slow_windows, each, 0) for shape, *each in WINDOWS_3D),
+    *((SlidingRadialMasks(*each), (11, 9, 8), slow_balls, each, False) for each in BALLS_3D),
+    *((SlidingWindowMasks(*each), shape, slow_windows, each, True) for shape, *each in WINDOWS_3D),
 ]
 
 
-@pytest.mark.parametrize(("masks", "shape", "slow", "given", "near"), SLOW_3D)
-def test_3d_equals_slow_loop(masks: Any, shape: Any, slow: Any, given: Any, near: float) -> None:
+@pytest.mark.parametrize(("masks", "shape", "slow", "given", "exact"), SLOW_3D)
+def test_3d_equals_slow_loop(masks: Any, shape: Any, slow: Any, given: Any, exact: bool) -> None:
     bound, expected = bind(masks, *shape, dtype=torch.float64), slow(shape, *given)
-    found = bound.render(range(len(bound))).numpy()
-    np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=0, atol=near)
+    found = bound.render(range(len(bound))).numpy().reshape(expected.shape)
+    if exact:
+        assert_same_bits(found, expected)
+    else:
+        assert_close(found, expected)
 
 
 class TestMultiScaleWindowMasks:

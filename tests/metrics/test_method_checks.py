@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.tolerances import assert_close, assert_same_bits
 from scipy import ndimage
 from scipy.stats import spearmanr
 from torch import nn
@@ -35,7 +36,7 @@ def test_repeatability_is_the_rank_correlation_of_two_seeds(per_channel: bool) -
     target = ms.ClassScore([1], "none")
     one, other = (ms.rise(30, 3, seed=seed, per_channel=per_channel, target=target) for seed in (0, 5))
     found = metrics.Repeatability(one, network, seed=5).compute(one(IMAGES, network), IMAGES)
-    np.testing.assert_allclose(found, rank_of(one(IMAGES, network), other(IMAGES, network)), rtol=0, atol=1e-6)
+    assert_close(found, rank_of(one(IMAGES, network), other(IMAGES, network)))
     assert 0 < float(found.min()) < float(found.max()) < 1
     many = ms.rise(1500, 3, target=target)
     again = metrics.Repeatability(many, network, seed=5).compute(many(IMAGES, network), IMAGES)
@@ -51,7 +52,7 @@ def test_agreement_between_fills() -> None:
     others = [inferer.replace(fill=fill)(IMAGES, network) for fill in fills]
     expected = np.mean([rank_of(maps, other) for other in others], axis=0)
     found = metrics.FillAgreement(inferer, network, fills)(maps, IMAGES)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert_close(found, expected)
     assert found.shape == (2, 2)
     flat = torch.full_like(maps, 2.0)
     assert bool(metrics.rank_correlation(maps.flatten(1), flat.flatten(1)).isnan().all())
@@ -75,7 +76,7 @@ def test_randomised_networks() -> None:
     before, rng = state_of(network), torch.get_rng_state()
     copies = [randomised(network, seed) for seed in (0, 0, 1)]
     assert state_of(network) == before
-    assert torch.equal(torch.get_rng_state(), rng)
+    assert_same_bits(torch.get_rng_state(), rng)
     assert state_of(copies[0]) == state_of(copies[1]) != state_of(copies[2])
     changed = {name for name, value in state_of(copies[0]).items() if value != before[name]}
     assert changed == {"0.weight", "0.bias", "1.weight", "1.running_mean", "4.weight", "4.bias", "5.scale", "6.scale"}
@@ -90,7 +91,7 @@ def test_parameter_randomisation_compares_with_the_randomised_network() -> None:
     ranks = metrics.ParameterRandomisation(inferer, network, seed=2)
     found = ranks.compute(maps, IMAGES)
     other = inferer(IMAGES, randomised(network, 2))
-    np.testing.assert_allclose(found, rank_of(maps, other), rtol=0, atol=1e-6)
+    assert_close(found, rank_of(maps, other))
     assert state_of(network) == before
 
 
@@ -121,15 +122,15 @@ def test_controls(dims: int) -> None:
     assert all(each.shape == maps.shape and each.dtype == maps.dtype for each in found.values())
     for b, k in np.ndindex(2, 2):
         scan = images[b].numpy()
-        np.testing.assert_allclose(found["intensity"][b, k], scan.mean(0), rtol=0, atol=1e-12)
+        assert_close(found["intensity"][b, k], scan.mean(0))
         edges = np.mean([np.sqrt(sum(g**2 for g in np.gradient(channel))) for channel in scan], axis=0)
-        np.testing.assert_allclose(found["edges"][b, k], edges, rtol=0, atol=1e-12)
+        assert_close(found["edges"][b, k], edges)
         blurred = ndimage.gaussian_filter(maps[b, k].numpy(), 2.0, mode="nearest")
-        np.testing.assert_allclose(found["blurred"][b, k], blurred, rtol=0, atol=1e-9)
+        assert_close(found["blurred"][b, k], blurred)
     # Random maps differ between cases, maps and seeds, and not by what is beside them.
     random = found["random"].flatten(0, 1).flatten(1)
     assert float((torch.corrcoef(random) - torch.eye(4)).abs().max()) < 0.5
-    assert torch.equal(metrics.controls(images[1:], maps[1:], seed=4)["random"], found["random"][1:])
+    assert_same_bits(metrics.controls(images[1:], maps[1:], seed=4)["random"], found["random"][1:])
     assert not torch.equal(metrics.controls(images, maps, seed=5)["random"], found["random"])
 
 
@@ -151,7 +152,7 @@ def test_controls_beside_a_metric() -> None:
     assert abs(found.value - 1) < 1e-12
     assert found.passed_by == ()
     expected = {name: float(metric.compute(m, label).mean()) for name, m in metrics.controls(images, maps, 3).items()}
-    assert dict(found.controls) == pytest.approx(expected)
+    assert_close(dict(found.controls), expected)
     with pytest.raises(ValueError, match="has measured no map yet"):
         metric.aggregate()  # nothing was kept
     # A worse map than the scan itself is marked.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.maps import PEAK, peaked, volume
+from helpers.tolerances import SINGLE, assert_close
 from monai.data import MetaTensor
 
 import monai_saliency as ms
@@ -53,14 +54,14 @@ def test_equals_plain_loops(metric: ms.metrics.SaliencyMetric, dims: int, ties: 
     maps, labels = batch(dims, ties)
     expected = [[slow(metric, maps[b, k].numpy(), labels[b, 0].numpy()) for k in range(3)] for b in range(2)]
     found = metric.compute(maps, labels)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-12)
+    assert_close(found.numpy(), expected)
     assert len({*np.ravel(expected).round(6)}) > 1  # not the same for every map
     # Single precision, meta data and lists of items change nothing.
     single = metric.compute(MetaTensor(maps.float()), MetaTensor(labels))
-    np.testing.assert_allclose(single.numpy(), expected, rtol=0, atol=1e-5)
+    assert_close(single.numpy(), expected, within=SINGLE)
     metric.reset()
-    assert torch.equal(metric(list(maps), list(labels)), found)
-    np.testing.assert_allclose(float(metric.aggregate()), np.mean(expected), rtol=0, atol=1e-6)
+    assert_close(metric(list(maps), list(labels)), found)
+    assert_close(float(metric.aggregate()), np.mean(expected), within=SINGLE)
     metric.reset()
 
 
@@ -73,9 +74,9 @@ def test_what_is_easy_and_what_cannot_be_measured(metric: ms.metrics.SaliencyMet
     best = 1.0 if metric.higher_is_better else 0.0
     if metric.__dict__.get("top") is not None:  # all voxels below are equal, and so taken along
         best = 1 - 16 / 100
-    assert abs(float(found[0, 0]) - best) < 1e-6
+    assert_close(found[0, 0], best, scale=1)
     assert bool(found[1].isnan())  # no label
-    assert abs(float(metric.aggregate()) - best) < 1e-6  # of the one case that could be measured
+    assert_close(float(metric.aggregate()), best, scale=1, within=SINGLE)  # of the one case that could be measured
     metric.reset()
     metric(perfect[1:], label[1:])
     assert bool(metric.aggregate().isnan())  # and not 0
@@ -89,7 +90,7 @@ def test_a_map_that_shows_nothing_gets_no_credit() -> None:
     assert float(metrics.MassInLabel().compute(flat, label)) == 0
     assert float(metrics.Leakage().compute(flat, label)) == 1
     assert float(metrics.Leakage(top=0.1).compute(flat, label)) == 1
-    assert abs(float(metrics.AUPRC().compute(flat, label)) - 9 / 25) < 1e-12
+    assert_close(metrics.AUPRC().compute(flat, label), 9 / 25)
 
 
 MAPS, LABEL = torch.rand(2, 1, 4, 4), torch.ones(2, 1, 4, 4)

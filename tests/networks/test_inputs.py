@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tolerances import SINGLE, assert_close, assert_same_bits
 from monai.inferers import PatchInferer, SlidingWindowInferer, SlidingWindowSplitter
 
 import monai_saliency as ms
@@ -48,13 +49,13 @@ def test_held_inputs_follow_their_case(adapter: TensorInput, network: Any, mask_
     """In batches that hold rows of several cases, and in the last one, which is not full."""
     explain = ms.rise(7, 3, target=TARGET, inputs=adapter, mask_batch_size=mask_batch_size)
     maps = explain({"image": IMAGES, "prior": PRIORS, "age": AGES}, network)
-    torch.testing.assert_close(maps, one_by_one(IMAGES), rtol=0, atol=1e-12)
+    assert_close(maps, one_by_one(IMAGES))
 
 
 def test_a_sequence_of_inputs_goes_by_place() -> None:
     explain = ms.rise(7, 3, target=TARGET, inputs=ms.ArgumentInputs(1))
     maps = explain((PRIORS, IMAGES, AGES), lambda prior, image, age: score(image, prior, age))
-    torch.testing.assert_close(maps, one_by_one(IMAGES), rtol=0, atol=1e-12)
+    assert_close(maps, one_by_one(IMAGES))
 
 
 def test_a_numpy_array_is_a_tensor() -> None:
@@ -104,7 +105,7 @@ def test_planted_truth_in_the_perturbed_input_only() -> None:
         expected = torch.zeros(9, 9).double()
         expected[box] = weight
         maps = ms.sliding_window(3, 3, target=ms.ClassScore([0], "none"), inputs=ms.DictInput(name))(scans, network)
-        torch.testing.assert_close(maps[0, 0], expected)
+        assert_close(maps[0, 0], expected)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -119,7 +120,7 @@ def test_held_images_are_cut_by_a_sliding_window(padded: bool) -> None:
     joined = torch.cat([images, priors], 1)
     for i in range(2):
         whole = ms.rise(5, 3, target=target)(images[i : i + 1], lambda x, i=i: (x * joined[i, 1:]).tanh())
-        torch.testing.assert_close(maps[i : i + 1], whole, rtol=0, atol=1e-12)
+        assert_close(maps[i : i + 1], whole)
 
 
 @pytest.mark.parametrize("adapter", [ms.DictInput("image"), ms.ArgumentInputs("image", positional=["image", "prior"])])
@@ -132,7 +133,7 @@ def test_as_a_transform(adapter: TensorInput) -> None:
     expected = one_by_one(IMAGES)
     for image, prior, age, each in zip(IMAGES, PRIORS, AGES, expected, strict=True):
         item = explain({"image": image, "prior": prior.numpy(), "age": float(age)})
-        torch.testing.assert_close(item["image_saliency"].as_tensor(), each, rtol=0, atol=1e-6)
+        assert_close(item["image_saliency"].as_tensor(), each, within=SINGLE)
 
 
 class TestErrors:
@@ -198,7 +199,7 @@ class TestRead:
         ],
     )
     def test_parts(self, output: Any, path: Any, expected: torch.Tensor) -> None:
-        assert torch.equal(read(output, path), expected)
+        assert_same_bits(read(output, path), expected)
 
     @pytest.mark.parametrize("path", ["aux", ("pred", 2), ("pred", "x"), 0, ("pred", 0, 0)])
     def test_a_missing_part_lists_those_that_there_are(self, path: Any) -> None:
@@ -215,11 +216,11 @@ class TestRows:
     def test_tensors_in_structures(self) -> None:
         """Deep supervision, dictionaries, a vision transformer's (output, hidden states)."""
         cut = rows({"pred": LOGITS, "deep": [DEEP, DEEP + 1], "name": "x", "none": None}, 1, 3, 4)
-        assert torch.equal(cut["pred"], LOGITS[1:3])
-        assert torch.equal(cut["deep"][1], DEEP[1:3] + 1)
+        assert_same_bits(cut["pred"], LOGITS[1:3])
+        assert_same_bits(cut["deep"][1], DEEP[1:3] + 1)
         assert (cut["name"], cut["none"]) == ("x", None)
         logits, hidden = rows((LOGITS, [DEEP] * 4), 3, 4, 4)
-        assert torch.equal(logits, LOGITS[3:])
+        assert_same_bits(logits, LOGITS[3:])
         assert [state.shape for state in hidden] == [(1, 2, 2)] * 4
 
     def test_a_list_with_one_entry_an_image(self) -> None:
@@ -267,7 +268,7 @@ class TestInTheInferer:
         settings = {"target": ms.ClassScore("all", "none"), "mask_batch_size": mask_batch_size}
         expected = ms.rise(7, 3, **settings)(self.IMAGES, self.logits)
         maps = ms.rise(7, 3, output=output, **settings)(self.IMAGES, self.structured)
-        torch.testing.assert_close(maps, expected, rtol=0, atol=1e-12)
+        assert_close(maps, expected)
 
     def test_errors_name_the_case_and_the_choices(self) -> None:
         def explain(network: Any, **settings: Any) -> list:

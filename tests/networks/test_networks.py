@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.files import Trap
+from helpers.tolerances import assert_close, assert_same_bits
 from monai.inferers import SlidingWindowInferer
 from torch.export import Dim
 
@@ -113,12 +114,12 @@ def test_logits_on_the_images_grid() -> None:
     image = torch.tensor([1.0, 3.0, 10.0, 14.0])
     network = ms.networks.OnImageGrid(Halving(), output="logits")
     line = network(image[None, None])
-    torch.testing.assert_close(line, torch.tensor([[[2.0, 4.5, 9.5, 12.0]]]))
+    assert_close(line, torch.tensor([[[2.0, 4.5, 9.5, 12.0]]]))
     for axes in (2, 3):
         last = torch.zeros(2, 1, *[4] * axes) + image
-        torch.testing.assert_close(network(last), torch.zeros_like(last) + line.flatten())
+        assert_close(network(last), torch.zeros_like(last) + line.flatten())
     # Where they lie on it already nothing is done.
-    assert torch.equal(ms.networks.OnImageGrid(torch.nn.Identity())(image[None, None]), image[None, None])
+    assert_same_bits(ms.networks.OnImageGrid(torch.nn.Identity())(image[None, None]), image[None, None])
 
 
 def test_what_is_no_logits_is_refused() -> None:
@@ -174,7 +175,7 @@ def test_batches_of_any_size(sizes: str, count: int, tmp_path: Path) -> None:
     inner, batch = exportable(), torch.rand(count, 1, 12, 12)
     program = ms.networks.network_of(torch.nn.Identity(), export(tmp_path / "network.pt2", inner, *SIZES[sizes]))
     with torch.no_grad():
-        torch.testing.assert_close(program(batch), inner(batch), rtol=1e-5, atol=1e-6)
+        assert_close(program(batch), inner(batch))
     assert ms.networks.load_checkpoint(program, tmp_path / "network.pt2") is program
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.nnunet import FULL, counted_patches, own_predictor, scan
+from helpers.tolerances import assert_close, assert_same_bits
 from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Orientationd
 from monai.utils import TraceKeys, convert_to_dst_type
 
@@ -117,7 +118,7 @@ def test_mirrors_along_all_combinations_of_axes() -> None:
     with torch.no_grad():
         flipped = [network(patches.flip(axes)).flip(axes) for axes in [(), (2,), (4,), (2, 4)]]
         found = MirroredNetwork(network, (0, 2))(patches)
-    torch.testing.assert_close(found, torch.stack(flipped).mean(0))
+    assert_close(found, torch.stack(flipped).mean(0))
 
 
 def test_slices_of_a_volume_go_through_a_network_of_slices() -> None:
@@ -125,7 +126,7 @@ def test_slices_of_a_volume_go_through_a_network_of_slices() -> None:
     patches = torch.randn(2, 1, 1, 5, 6)
     with torch.no_grad():
         found = NNUNetNetwork([MirroredNetwork(network, spatial_dims=2)])(patches)
-        assert torch.equal(found[:, :, 0], network(patches[:, :, 0]))
+        assert_same_bits(found[:, :, 0], network(patches[:, :, 0]))
 
 
 @pytest.mark.parametrize(
@@ -151,8 +152,8 @@ def test_remembers_patches(
     assert "no patches are remembered" not in caplog.text
     assert sum(few) < sum(many)
     assert whole.scores.std() > 1e-4
-    torch.testing.assert_close(remembered.scores, whole.scores, rtol=0, atol=1e-5)
-    torch.testing.assert_close(remembered.reference_scores, whole.reference_scores, rtol=0, atol=1e-5)
+    assert_close(remembered.scores, whole.scores)
+    assert_close(remembered.reference_scores, whole.reference_scores)
 
 
 # nnU-Net's preprocessing as a transform, compared with nnU-Net's own readers, preprocessor and export.
@@ -190,7 +191,7 @@ def test_preprocesses_and_inverts_as_nnunet(
     preprocessor = predictor.configuration_manager.preprocessor_class(verbose=False)
     managers = predictor.plans_manager, predictor.configuration_manager
     theirs, _, known = preprocessor.run_case_npy(array, None, dict(properties), *managers, predictor.dataset_json)
-    np.testing.assert_array_equal(item["image"].numpy(), theirs)
+    assert_same_bits(item["image"].numpy(), theirs)
     assert (
         min(np.ptp(side) < size for side, size in zip(known["bbox_used_for_cropping"], array.shape[1:], strict=True))
         < 1
@@ -199,7 +200,7 @@ def test_preprocesses_and_inverts_as_nnunet(
         logits = NNUNetInferer(model.patch_size)(item["image"][None], model.network(mirroring=False))[0]
     item["saliency"] = convert_to_dst_type(logits, item["image"], dtype=torch.float16)[0]
     back = Invertd("saliency", pre, orig_keys="image", nearest_interp=False)(item)["saliency"]
-    np.testing.assert_allclose(back.affine, AFFINES[place], atol=1e-5)
+    assert_close(back.affine, AFFINES[place])
     _, probabilities = predictor.predict_single_npy_array(array, properties, save_or_return_probabilities=True)
     if model.reorients:
         code = nib.orientations.ornt_transform(*map(nib.io_orientation, (np.eye(4), AFFINES[place])))
@@ -231,7 +232,7 @@ def test_takes_voxel_sizes_as_nnunet_reads_them(nnunet_models: Path, tmp_path: P
         theirs, _, _ = preprocessor.run_case_npy(array, None, dict(properties), plans, known, model.dataset_json)
         own = NNUNetPreprocessd("image", model.plans, model.dataset_json, model.configuration)
         item = Compose([scan_loader("image", dtype=np.float32), EnsureChannelFirstd("image"), own])({"image": path})
-        np.testing.assert_array_equal(item["image"].numpy(), theirs)
+        assert_same_bits(item["image"].numpy(), theirs)
         info = item["image"].applied_operations[-1][TraceKeys.EXTRA_INFO]
         assert info["spacing"] == [*map(float, properties["spacing"])]
 

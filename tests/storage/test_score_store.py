@@ -12,6 +12,7 @@ import torch
 from helpers.files import voxels
 from helpers.own_bundle import BATCH, BATCHES, NUM_MASKS, forwards, launch, settings
 from helpers.scans import LPS, write_scan
+from helpers.tolerances import assert_same_bits
 
 import monai_saliency as ms
 from monai_saliency.storage.score_store import ScoreStore, StoredScores
@@ -60,15 +61,15 @@ def test_resumes_in_the_middle_of_a_case(image: torch.Tensor, tmp_path: Path, st
     with pytest.raises(Stopped):
         explain(image, stopped, store)
     (explanation,) = explain(image, resumed, store)
-    assert torch.equal(explanation.saliency, whole.saliency)
-    assert torch.equal(explanation.scores, whole.scores)
+    assert_same_bits(explanation.saliency, whole.saliency)
+    assert_same_bits(explanation.scores, whole.scores)
     # Stopped in batch s, s - 1 are done, of which the last is still unwritten and the first runs again.
     assert resumed.batches <= 1 + BATCHES - max(stop_at - 2, 1)
     again = Network()
     (explanation,) = explain(image, again, store)
     assert again.batches == 1
     assert explanation.num_forwards == BATCH
-    assert torch.equal(explanation.saliency, whole.saliency)
+    assert_same_bits(explanation.saliency, whole.saliency)
 
 
 def test_scores_of_another_network_are_not_used(image: torch.Tensor, tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_scores_of_another_network_are_not_used(image: torch.Tensor, tmp_path: P
     assert changed.batches == BATCHES
     changed.batches = 0
     expected = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH).explain(image, changed)[0]
-    assert torch.equal(explanation.saliency, expected.saliency)
+    assert_same_bits(explanation.saliency, expected.saliency)
 
 
 def kept(scores: StoredScores) -> list[tuple[int, int]]:

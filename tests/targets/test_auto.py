@@ -6,6 +6,7 @@ from typing import Any
 import monai.transforms as mt
 import pytest
 import torch
+from helpers.tolerances import assert_close
 from monai.apps.vista3d.transforms import VistaPostTransformd
 
 import monai_saliency as ms
@@ -77,7 +78,7 @@ LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
 def test_classification(output: torch.Tensor, reading: dict[str, Any], labels: list[int], score: torch.Tensor) -> None:
     bound = ms.AutoTarget(readings(**reading) if reading else None).bind(output, FLAT)
     assert list(bound.labels) == labels
-    torch.testing.assert_close(bound(output)[0], torch.atleast_1d(score), rtol=1e-5, atol=1e-6)
+    assert_close(bound(output)[0], torch.atleast_1d(score))
 
 
 PROBABILITIES = torch.tensor([[0.9, 0.8, 0.1]])
@@ -179,7 +180,7 @@ def test_segmentation_explains_each_predicted_channel_in_its_region() -> None:
     bound = ms.AutoTarget(readings(activation="softmax")).bind(output, FLAT)
     assert list(bound.labels) == [1, 2]
     expected = [output.softmax(1)[0, 1, 1, 0], output.softmax(1)[0, 2, 0, 0]]
-    torch.testing.assert_close(bound(output)[0], torch.stack(expected))
+    assert_close(bound(output)[0], torch.stack(expected))
 
 
 def test_empty_segmentation_is_explained_by_its_likeliest_channel() -> None:
@@ -218,7 +219,7 @@ def test_landmarks_are_explained_by_how_near_they_stay() -> None:
     moved = output.clone()
     moved[0, 0, 0] += 3
     moved[0, 1, 0] += 4
-    assert bound(torch.cat([output, moved])).flatten().tolist() == pytest.approx([0, -5])
+    assert_close(bound(torch.cat([output, moved])).flatten(), [0, -5])
     assert isinstance(ms.AutoTarget(classes=[3]).choose(output, FLAT).target, ms.RegressionScore)
 
 
@@ -235,7 +236,7 @@ def test_numbers_of_another_shape_are_not_taken_for_classes(size: tuple[int, ...
     if size == (1, 1, 3):  # what the error says
         bound = ms.AutoTarget(classes=[1], activation="softmax").bind(output[:, 0], FLAT)
         first, second, third = output.flatten().exp().tolist()
-        assert bound(output[:, 0]).item() == pytest.approx(second / (first + second + third), rel=1e-5)
+        assert_close(bound(output[:, 0]), second / (first + second + third))
     raw = ms.AutoTarget(**{**given, "activation": "none", "classes": [0]}).bind(output, FLAT)
     assert raw(output).item() == output.flatten()[0].item()
 
@@ -284,7 +285,7 @@ def test_boxes_are_explained_where_sure_else_the_surest() -> None:
     assert isinstance(found.target, ms.DetectionScore)
     assert ms.AutoTarget().bind(detections([0.9, 0.2, 0.6]), SOLID)(detections([0.9, 0.2, 0.6])).shape == (1, 2)
     unsure = ms.AutoTarget().bind(detections([0.1, 0.2]), SOLID)
-    torch.testing.assert_close(unsure(detections([0.1, 0.2])), torch.tensor([[0.2]]))
+    assert_close(unsure(detections([0.1, 0.2])), torch.tensor([[0.2]]))
     assert finds_nothing({key: value[:0] for key, value in detections([0.1])[0].items()})
     assert not finds_nothing(detections([0.1])[0])
     assert finds_nothing({"boxes": torch.zeros(0), "scores": torch.zeros(0)})

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.targets import FLAT, LOGITS
+from helpers.tolerances import assert_close, assert_same_bits
 from scipy.spatial.distance import cdist
 
 import monai_saliency as ms
@@ -15,12 +16,12 @@ class TestClassScore:
     def test_softmax_by_hand(self) -> None:
         bound = ms.ClassScore([1, 0], "softmax").bind(torch.tensor([[0.0, math.log(3.0)]]), FLAT)
         scores = bound(torch.tensor([[0.0, math.log(3.0)], [math.log(4.0), 0.0]]))
-        torch.testing.assert_close(scores, torch.tensor([[0.75, 0.25], [0.2, 0.8]]))
+        assert_close(scores, torch.tensor([[0.75, 0.25], [0.2, 0.8]]))
         assert list(bound.labels) == [1, 0]
 
     def test_sigmoid_by_hand(self) -> None:
         bound = ms.ClassScore(1, "sigmoid").bind(LOGITS, FLAT)
-        torch.testing.assert_close(bound(LOGITS), torch.tensor([[0.75]]))
+        assert_close(bound(LOGITS), torch.tensor([[0.75]]))
 
     @pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
     def test_predicted_is_frozen(self, activation: str) -> None:
@@ -29,12 +30,12 @@ class TestClassScore:
         assert list(bound.labels) == [1]
         moved = torch.tensor([[5.0, 0.0, 0.0]])
         all_scores = ms.ClassScore("all", activation).bind(LOGITS, FLAT)(moved)
-        assert torch.equal(bound(moved), all_scores[:, 1:2])
+        assert_same_bits(bound(moved), all_scores[:, 1:2])
 
     def test_describe(self) -> None:
         described = ms.ClassScore([0], "softmax").bind(torch.tensor([[0.0, math.log(3.0)]]), FLAT).describe()
         assert described["prediction"] == 1
-        assert described["probability"] == pytest.approx(0.75)
+        assert_close(described["probability"], 0.75, within=SINGLE)
 
     @pytest.mark.parametrize(("score", "expected"), [(0.7, {"prediction": 1}), (0.3, {}), (3.0, {"prediction": 1})])
     def test_one_number_that_may_be_a_logit_or_a_probability(self, score: float, expected: dict[str, int]) -> None:
@@ -50,7 +51,7 @@ class TestClassScore:
     def test_law_9_half_precision_is_scored_in_float32_and_double_stays_double(self, dtype: torch.dtype) -> None:
         output = LOGITS.to(dtype)
         expected = (output if dtype == torch.float64 else output.float()).softmax(dim=1)
-        torch.testing.assert_close(ms.ClassScore("all", "softmax").bind(output, FLAT)(output), expected, rtol=0, atol=0)
+        assert_close(ms.ClassScore("all", "softmax").bind(output, FLAT)(output), expected)
 
     @pytest.mark.parametrize(
         ("classes", "output", "match"),
@@ -72,7 +73,7 @@ class TestPositiveClasses:
     def test_all_above_one_half(self) -> None:
         bound = ms.ClassScore("positive", "sigmoid").bind(self.OUTPUT, FLAT)
         assert list(bound.labels) == [0, 2]
-        torch.testing.assert_close(bound(-self.OUTPUT), torch.sigmoid(-self.OUTPUT)[:, [0, 2]])
+        assert_close(bound(-self.OUTPUT), torch.sigmoid(-self.OUTPUT)[:, [0, 2]])
 
     def test_errors(self) -> None:
         with pytest.raises(ValueError, match=r"no class scores above 0.5 \(the highest: 0.119\)"):
@@ -96,18 +97,18 @@ class TestRegressionScore:
         output = torch.tensor([[61.5, 1200.0, -3.0]])
         bound = ms.RegressionScore([2, 0], ["tilt (degrees)", "age (years)"]).bind(output, FLAT)
         assert list(bound.labels) == ["tilt (degrees)", "age (years)"]
-        assert torch.equal(bound(output * 2), torch.tensor([[-6.0, 123.0]]))
+        assert_same_bits(bound(output * 2), torch.tensor([[-6.0, 123.0]]))
         assert bound.describe() == {"prediction": "-3 61.5"}
         assert list(ms.RegressionScore("all").bind(output, FLAT).labels) == ["value 0", "value 1", "value 2"]
 
     @pytest.mark.parametrize("shape", [(2,), (2, 1)])
     def test_one_number_an_image(self, shape: tuple[int, ...]) -> None:
         output = torch.tensor([3.0, 5.0]).reshape(shape)
-        assert torch.equal(ms.RegressionScore().bind(output[:1], FLAT)(output), torch.tensor([[3.0], [5.0]]))
+        assert_same_bits(ms.RegressionScore().bind(output[:1], FLAT)(output), torch.tensor([[3.0], [5.0]]))
 
     def test_coordinates_of_landmarks(self) -> None:
         output = torch.arange(12.0).reshape(2, 3, 2)
-        assert torch.equal(ms.RegressionScore([5, 0]).bind(output[:1], FLAT)(output), torch.tensor([[5.0, 0], [11, 6]]))
+        assert_same_bits(ms.RegressionScore([5, 0]).bind(output[:1], FLAT)(output), torch.tensor([[5.0, 0], [11, 6]]))
 
     def test_errors(self) -> None:
         with pytest.raises(ValueError, match=r"value 3 is out of range: the network gives 3 values.*\[0, 2\]"):
@@ -124,14 +125,14 @@ class TestFunctionScore:
     def test_one_score_and_several(self) -> None:
         bound = ms.FunctionScore(lambda output: output.sum(1)).bind(LOGITS, FLAT)
         assert bound.labels == ["score"]
-        torch.testing.assert_close(bound(LOGITS.expand(2, -1)), LOGITS.sum().expand(2, 1))
+        assert_close(bound(LOGITS.expand(2, -1)), LOGITS.sum().expand(2, 1))
         assert ms.FunctionScore(lambda output: output).bind(LOGITS, FLAT).labels == ["score 1", "score 2", "score 3"]
         assert ms.FunctionScore(lambda output: output, ["a", "b", "c"]).bind(LOGITS, FLAT).labels == ["a", "b", "c"]
 
     def test_of_a_list_by_image(self) -> None:
         counts = ms.FunctionScore(lambda images: torch.tensor([float(len(image["boxes"])) for image in images]))
         output = [{"boxes": torch.zeros(n, 4)} for n in (2, 0, 5)]
-        assert torch.equal(counts.bind(output[:1], FLAT)(output), torch.tensor([[2.0], [0.0], [5.0]]))
+        assert_same_bits(counts.bind(output[:1], FLAT)(output), torch.tensor([[2.0], [0.0], [5.0]]))
 
     @pytest.mark.parametrize(
         ("function", "match"),
@@ -153,7 +154,7 @@ class TestEmbeddingSimilarity:
     def test_cosine_by_hand(self) -> None:
         bound = ms.EmbeddingSimilarity().bind(self.OWN, FLAT)
         scores = bound(torch.tensor([[6.0, 8.0], [4.0, -3.0], [-3.0, -4.0], [1.0, 0.0]]))
-        torch.testing.assert_close(scores, torch.tensor([[1.0], [0.0], [-1.0], [0.6]]))
+        assert_close(scores, torch.tensor([[1.0], [0.0], [-1.0], [0.6]]))
         assert list(bound.labels) == ["similarity to itself"]
 
     @pytest.mark.parametrize("measure", ["cosine", "distance"])
@@ -162,9 +163,9 @@ class TestEmbeddingSimilarity:
         bound = ms.EmbeddingSimilarity(measure, queries).bind(self.OWN, FLAT)
         assert bound.labels == ["similarity to reference 1", "similarity to reference 2"]
         expected = [[0.6, 1.0]] if measure == "cosine" else [[-math.sqrt(20), 0.0]]
-        torch.testing.assert_close(bound(self.OWN), torch.tensor(expected))
+        assert_close(bound(self.OWN), torch.tensor(expected))
         one = ms.EmbeddingSimilarity(measure, queries[0]).bind(self.OWN, FLAT)
-        torch.testing.assert_close(one(self.OWN), torch.tensor(expected)[:, :1])
+        assert_close(one(self.OWN), torch.tensor(expected)[:, :1])
 
     def test_the_distances_are_those_of_scipy(self) -> None:
         generator = np.random.default_rng(0)
@@ -175,7 +176,7 @@ class TestEmbeddingSimilarity:
         ]:
             bound = ms.EmbeddingSimilarity(measure, torch.from_numpy(queries)).bind(torch.from_numpy(own), FLAT)
             similarity = bound(torch.from_numpy(perturbed)).numpy()
-            np.testing.assert_allclose(similarity, least - cdist(perturbed, queries, distance), rtol=0, atol=1e-12)
+            assert_close(similarity, least - cdist(perturbed, queries, distance))
             assert bound.quantity().unit == unit
             assert measure in bound.quantity().words
 
@@ -205,7 +206,7 @@ class TestFieldSimilarity:
             (ms.FieldSimilarity("label"), ms.Case("ct", FLAT.image, labels=region[None]), -3.0),
         ):
             scores = target.bind(self.FIELD, case)(torch.cat([self.FIELD, self.moved()]))
-            torch.testing.assert_close(scores, torch.tensor([[0.0], [expected]]))
+            assert_close(scores, torch.tensor([[0.0], [expected]]))
 
 
 @pytest.mark.parametrize("target", [ms.FieldSimilarity(), ms.EmbeddingSimilarity("distance")])

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tolerances import assert_close, assert_same_bits
 from monai.apps.detection.networks.retinanet_detector import RetinaNetDetector
 from monai.apps.detection.utils.anchor_utils import AnchorGeneratorWithAnchorShape
 
@@ -69,10 +70,10 @@ def test_equals_the_paper_in_plain_loops(dims: int, classes: int, double: bool) 
     expected = torch.tensor([slow_similarity(ordered, image) for image in perturbed])
     scores = bound(perturbed)
     assert scores.dtype == (torch.float64 if double else torch.float32)
-    torch.testing.assert_close(scores.float(), expected, rtol=1e-5, atol=1e-6)
-    assert torch.equal(scores[[1, 4]], torch.zeros(2, 6).to(scores))
+    assert_close(scores.float(), expected)
+    assert_same_bits(scores[[1, 4]], torch.zeros(2, 6).to(scores))
     assert float(expected.max()) > 0.3
-    assert torch.equal(bound([perturbed[1], perturbed[4]]), torch.zeros(2, 6).to(scores))
+    assert_same_bits(bound([perturbed[1], perturbed[4]]), torch.zeros(2, 6).to(scores))
 
 
 def box(*corners: float, label: int = 1, score: float = 0.9) -> dict[str, torch.Tensor]:
@@ -89,7 +90,7 @@ class TestByHand:
     def test_reference_boxes_are_those_above_the_threshold_the_highest_first(self) -> None:
         bound = ms.DetectionScore().bind([self.REFERENCE], CASES[2])
         assert bound.labels == ["box 1 (class 0)", "box 2 (class 1)"]
-        torch.testing.assert_close(bound([self.REFERENCE]), torch.tensor([[0.9, 0.8]]))
+        assert_close(bound([self.REFERENCE]), torch.tensor([[0.9, 0.8]]))
         described = bound.describe()
         assert (described["prediction"], described["probability"]) == (0, pytest.approx(0.9))
         assert ms.DetectionScore(max_boxes=1).bind([self.REFERENCE], CASES[2]).labels == ["box 1 (class 0)"]
@@ -100,7 +101,7 @@ class TestByHand:
         moved = join(box(8, 8, 12, 12, label=0, score=0.5), box(2, 0, 6, 4, score=0.6))
         relabelled = join(box(8, 8, 12, 10, label=1), box(0, 0, 4, 4, label=2))
         scores = bound([moved, relabelled, pick(moved, [])])
-        torch.testing.assert_close(scores, torch.tensor([[0.5 * 0.5, 0.6 * 8 / 24], [0, 0], [0, 0]]))
+        assert_close(scores, torch.tensor([[0.5 * 0.5, 0.6 * 8 / 24], [0, 0], [0, 0]]))
 
     def test_given_boxes(self) -> None:
         """A lesion that was missed: what would bring it up?"""
@@ -108,17 +109,17 @@ class TestByHand:
         output = [join(self.REFERENCE, box(10, 0, 14, 2, label=2, score=0.1))]
         bound = ms.DetectionScore(boxes=missed).bind(output, CASES[2])
         assert bound.labels == ["box 1 (any class)", "box 2 (any class)"]
-        torch.testing.assert_close(bound(output), torch.tensor([[0.05, 0.8]]))
+        assert_close(bound(output), torch.tensor([[0.05, 0.8]]))
         bound = ms.DetectionScore(boxes=missed, classes=[0, 1]).bind(output, CASES[2])
         assert bound.labels == ["box 1 (class 0)", "box 2 (class 1)"]
-        torch.testing.assert_close(bound(output), torch.tensor([[0.0, 0.8]]))
+        assert_close(bound(output), torch.tensor([[0.0, 0.8]]))
 
     def test_given_classes_with_scores_of_all_classes(self) -> None:
         """The cosine of the scores (0.6, 0.8) with the second class alone is 0.8; without objectness that is 1."""
         boxes = torch.tensor([[0.0, 0, 4, 4]])
         output = [{"boxes": boxes, "labels_scores": torch.tensor([[0.6, 0.8]])}]
         bound = ms.DetectionScore(boxes=boxes, classes=[1]).bind(output, CASES[2])
-        torch.testing.assert_close(bound(output), torch.tensor([[0.8]]))
+        assert_close(bound(output), torch.tensor([[0.8]]))
 
     @pytest.mark.parametrize(
         "keys", [KEYS, ("box", "label", "label_scores"), ("boxes", "labels", "scores"), tuple("abc")]
@@ -126,7 +127,7 @@ class TestByHand:
     def test_keys_of_monai_the_model_zoo_and_torchvision_and_ones_own(self, keys: tuple[str, ...]) -> None:
         output = [dict(zip(keys, (self.REFERENCE[key] for key in KEYS), strict=True))]
         target = ms.DetectionScore(keys=keys if keys[0] == "a" else None)
-        torch.testing.assert_close(target.bind(output, CASES[2])(output), torch.tensor([[0.9, 0.8]]))
+        assert_close(target.bind(output, CASES[2])(output), torch.tensor([[0.9, 0.8]]))
 
     @pytest.mark.parametrize(
         ("output", "settings", "match"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.examples import target_examples
 from helpers.targets import FLAT
+from helpers.tolerances import assert_close, assert_same_bits
 
 import monai_saliency as ms
 from monai_saliency.cases import Case
@@ -36,7 +37,7 @@ def test_log_odds_are_those_of_the_logits_where_the_probability_rounds_to_one(ac
     for output in (SURE, other):
         for each, in_log in enumerate(saturated):
             wanted = exact(output[0].tolist(), each, activation) if in_log else float(plain(output)[0, each])
-            assert float(bound(output)[0, each]) == pytest.approx(wanted, rel=1e-6)
+            assert_close(bound(output)[0, each], wanted)
     units = ["log-odds" if each else "probability" for each in saturated]
     assert [each.unit for each in bound.quantities()] == units
     assert bound.quantities()[0].words == f"log-odds of the {activation} probability of the class"
@@ -49,9 +50,9 @@ def test_the_unperturbed_probability_of_the_class_itself_decides(probability: fl
     output = torch.tensor([[logit, 0.3]], dtype=torch.float64)
     for classes in ([0], [1, 0]):  # law 11
         bound = ms.ClassScore(classes, "sigmoid", "auto").bind(output, FLAT)
-        assert float(bound(output)[0, -1]) == pytest.approx(logit if saturated else probability)
+        assert_close(bound(output)[0, -1], logit if saturated else probability)
         quantity = bound.quantities()[-1]
-        assert quantity.reported(float(bound(output)[0, -1])) == pytest.approx(probability)
+        assert_close(quantity.reported(float(bound(output)[0, -1])), probability)
 
 
 def test_a_network_without_logits_is_clamped_at_its_rounding(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,7 +61,7 @@ def test_a_network_without_logits_is_clamped_at_its_rounding(caplog: pytest.LogC
         bound = ms.ClassScore([0, 1], "none", "auto").bind(output, FLAT)
     rounding = 2.0**-23
     wanted = math.log((1 - rounding) / rounding)
-    assert bound(output)[0].tolist() == pytest.approx([wanted, -wanted])
+    assert_close(bound(output)[0], [wanted, -wanted])
     assert "ct_7: the probability 1, 0 is saturated" in caplog.text
     assert bound.quantities()[0] == ("log-odds of the clamped network output of the class", "log-odds")
     # Logits are not probabilities, however large they are; nor is one number.
@@ -78,12 +79,12 @@ def test_the_mean_probability_in_a_region(activation: str) -> None:
     logits = VOLUME.double().numpy()[0, :, 0]
     each = logits[0] - logits[1] if activation == "softmax" else logits[0]
     own, rest = (1 / (1 + np.exp(-each))).mean(), (1 / (1 + np.exp(each))).mean()
-    assert float(bound(VOLUME)) == pytest.approx(math.log(own / rest), rel=1e-5)
+    assert_close(bound(VOLUME), math.log(own / rest))
     assert (bound.additive, target.is_additive) == (False, False)
     weak = VOLUME / 9
     bound = target.bind(weak, FLAT_2D)
     assert bound.additive
-    assert torch.equal(bound(weak), ms.RegionScore(0, activation, "all").bind(weak, FLAT_2D)(weak))
+    assert_same_bits(bound(weak), ms.RegionScore(0, activation, "all").bind(weak, FLAT_2D)(weak))
 
 
 class TestAgainst:
@@ -92,7 +93,7 @@ class TestAgainst:
     def test_difference_of_probabilities(self) -> None:
         bound = ms.ClassScore("predicted", "softmax", against=1).bind(self.OUTPUT, FLAT)
         own = self.OUTPUT.softmax(1)[0]
-        assert float(bound(self.OUTPUT)) == pytest.approx(float(own[0] - own[1]))
+        assert_close(bound(self.OUTPUT), own[0] - own[1])
         assert list(bound.labels) == ["class 0 against class 1"]
         assert bound.quantities() == [("difference of the softmax probability of two classes", "-1 to 1")]
 
@@ -101,10 +102,10 @@ class TestAgainst:
         """What a third class says does not count."""
         bound = ms.ClassScore([0], activation, "log_odds", 1).bind(self.OUTPUT, FLAT)
         for third in (-1.0, 50.0):
-            assert float(bound(torch.tensor([[2.0, 1.0, third]]))) == pytest.approx(1.0, abs=1e-5)
+            assert_close(bound(torch.tensor([[2.0, 1.0, third]])), 1.0)
         assert bound.quantities() == [("difference of the logits of two classes", "logits")]
         saturated = ms.ClassScore([0], activation, "auto", 1).bind(SURE, FLAT)
-        assert float(saturated(SURE)) == pytest.approx(32.0)
+        assert_close(saturated(SURE), 32.0)
 
     def test_of_the_automatic_target(self) -> None:
         target = ms.AutoTarget(activation="softmax", against=2)
@@ -169,7 +170,7 @@ def test_sums_over_voxels(kind: str, target: Target, output: Callable[[int], Any
     assert torch.allclose(middle, 0.3 * bound(one) + 0.7 * bound(other), rtol=1e-9) == target.is_linear
     read = slice(None) if bound.channels_read is None else list(bound.channels_read)
     sums = sum(bound.contribution(one[:, read][(..., *box)], box) for box in PARTS)
-    torch.testing.assert_close(sums, bound(one))
+    assert_close(sums, bound(one))
 
 
 def test_a_mean_of_logits_is_linear() -> None:

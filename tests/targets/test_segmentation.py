@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from helpers.targets import FLAT, LABELLED, LOGITS, SEGMENTATION
+from helpers.tolerances import assert_close, assert_same_bits
 from monai.losses import DiceLoss
 
 import monai_saliency as ms
@@ -16,28 +17,28 @@ class TestRegionScore:
     def test_predicted_region_is_frozen(self) -> None:
         """A perturbation that moves the segmentation lowers the score, and does not move the question."""
         bound = ms.RegionScore([1, 0], "none").bind(self.OUTPUT, FLAT)
-        assert torch.equal(bound(self.MOVED), torch.zeros(1, 2))
-        torch.testing.assert_close(bound(torch.cat([self.MOVED, self.OUTPUT])), torch.tensor([[0, 0], [4, 7 / 3]]))
+        assert_same_bits(bound(self.MOVED), torch.zeros(1, 2))
+        assert_close(bound(torch.cat([self.MOVED, self.OUTPUT])), torch.tensor([[0, 0], [4, 7 / 3]]))
 
     def test_predicted_region_of_sigmoid(self) -> None:
         """Channels overlap under a sigmoid: each has the voxels where its own probability is above one half."""
         logit = math.log(1.25)  # a probability of 5 / 9
         output = torch.tensor([[[[logit, -logit, logit], [-1.0, 0.0, -1.0]], [[logit, logit, -1.0], [-1.0] * 3]]])
         bound = ms.RegionScore([0, 1], "sigmoid").bind(output, FLAT)
-        torch.testing.assert_close(bound(output), torch.tensor([[5 / 9, 5 / 9]]))
-        torch.testing.assert_close(bound(-output), torch.tensor([[4 / 9, 4 / 9]]))
+        assert_close(bound(output), torch.tensor([[5 / 9, 5 / 9]]))
+        assert_close(bound(-output), torch.tensor([[4 / 9, 4 / 9]]))
 
     def test_softmax_by_hand(self) -> None:
         bound = ms.RegionScore(1, "softmax").bind(self.OUTPUT, FLAT)
         expected = sum(1 / (1 + math.exp(-d)) for d in (2.0, 4.0, 6.0)) / 3
-        assert float(bound(self.OUTPUT)) == pytest.approx(expected)
-        assert float(bound(self.MOVED)) == pytest.approx(1 - expected)
+        assert_close(bound(self.OUTPUT), expected)
+        assert_close(bound(self.MOVED), 1 - expected)
 
     @pytest.mark.parametrize("shape", [(2, 3), (1, 2, 3), (1, 1, 2, 3)])
     def test_label_in_its_three_shapes(self, shape: tuple[int, ...]) -> None:
         label = torch.tensor([[0, 5, 0], [1, 0, 0]]).reshape(shape)
         bound = ms.RegionScore([0, 1], "none", region=label).bind(self.OUTPUT, FLAT)
-        assert torch.equal(bound(self.OUTPUT), torch.tensor([[2.0, 1.0]]))
+        assert_same_bits(bound(self.OUTPUT), torch.tensor([[2.0, 1.0]]))
 
     @pytest.mark.parametrize(
         ("settings", "match"),
@@ -95,7 +96,7 @@ class TestDiceScore:
         moved = torch.tensor([[[[1.0, 0.5, 0.0], [0.0, 0.0, 0.5]]]]).double()
         bound = ms.DiceScore(0, "sigmoid", smooth=0).bind(reference, FLAT)
         scores = bound(torch.cat([moved.logit(), torch.full_like(moved, -torch.inf)]))
-        torch.testing.assert_close(scores, torch.tensor([[3 / 4], [0.0]]).double())
+        assert_close(scores, torch.tensor([[3 / 4], [0.0]]).double())
 
     @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
     @pytest.mark.parametrize("smooth", [1e-5, 1.0])
@@ -110,7 +111,7 @@ class TestDiceScore:
             region = reference > 0
         loss = DiceLoss(smooth_nr=smooth, smooth_dr=smooth, reduction="none", **{activation: True})
         expected = 1 - loss(output, region.double()).flatten()[None, [2, 0]]
-        torch.testing.assert_close(scores, expected)
+        assert_close(scores, expected)
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
@@ -121,12 +122,12 @@ def test_what_is_not_reached_changes_no_score(activation: str) -> None:
     case = ms.Case("ct_7", torch.zeros(1, 6, 7))
     assert ms.RegionScore(2, activation, "all").bind(output, case).reach() is None
     bound = ms.RegionScore([2, 0], activation, inside).bind(output, case)
-    assert torch.equal(bound.reach(), inside != 0)
+    assert_same_bits(bound.reach(), inside != 0)
     assert bound.channels_read == (None if activation == "softmax" else [0, 2])
     changed = torch.where(inside == 0, output + 5, output)
     if bound.channels_read is not None:
         changed[:, [1, 3]] += 5
-    assert torch.equal(bound(changed), bound(output))
+    assert_same_bits(bound(changed), bound(output))
 
 
 # Regions of label maps, of other grids and of connected components, as a target reads them.
@@ -139,12 +140,12 @@ class TestRegionsOfLabels:
 
     def test_by_default_a_channel_has_the_label_of_its_index(self) -> None:
         bound = ms.RegionScore([1, 0], "none", "label").bind(self.OUTPUT, self.CASE)
-        torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[4.0, 0.5]]))
+        assert_close(bound(self.OUTPUT), torch.tensor([[4.0, 0.5]]))
 
     def test_false_positives(self) -> None:
         """Channel 1 wins at (0, 1), (0, 2) and (1, 2), and the label has the first and the last of these."""
         bound = ms.RegionScore(1, "none", "false_positive").bind(self.OUTPUT, self.CASE)
-        torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[4.0]]))
+        assert_close(bound(self.OUTPUT), torch.tensor([[4.0]]))
         assert list(bound.labels) == [1]
         with pytest.raises(ValueError, match="the false positive region of channel 1 is empty"):
             ms.RegionScore(1, "none", "false_positive").bind(
@@ -172,11 +173,9 @@ class TestCoarserOutput:
         region[2:4, 2:6] = 1
         for shape in ((8, 8), (1, 8, 8), (1, 1, 8, 8)):
             bound = ms.RegionScore(0, "none", region.reshape(shape)).bind(self.OUTPUT, ms.Case("ct", self.IMAGE))
-            torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[5.5]]))
+            assert_close(bound(self.OUTPUT), torch.tensor([[5.5]]))
         case = ms.Case("ct", self.IMAGE, labels=region[None])
-        torch.testing.assert_close(
-            ms.RegionScore(0, "none", "label").bind(self.OUTPUT, case)(self.OUTPUT), torch.tensor([[5.5]])
-        )
+        assert_close(ms.RegionScore(0, "none", "label").bind(self.OUTPUT, case)(self.OUTPUT), torch.tensor([[5.5]]))
 
 
 class TestComponents:
@@ -191,7 +190,7 @@ class TestComponents:
     def test_largest_first_each_with_its_own_mean(self) -> None:
         bound = ms.RegionScore(0, "sigmoid", components=5).bind(self.logits(), self.CASE)
         assert bound.labels == [f"component {i} of class 0" for i in (1, 2, 3)]
-        torch.testing.assert_close(bound(self.logits()), torch.tensor([[1.0, 2.0, 3.0]]).double().sigmoid())
+        assert_close(bound(self.logits()), torch.tensor([[1.0, 2.0, 3.0]]).double().sigmoid())
 
     def test_of_the_label_and_of_several_channels(self) -> None:
         """Each channel's own components, in the order of the channels."""
@@ -199,4 +198,4 @@ class TestComponents:
         target = ms.RegionScore([1, 0], "none", "label", label_values=[(1, 3), 2], components=3)
         bound = target.bind(output, self.CASE)
         assert bound.labels == ["component 1 of class 1", "component 2 of class 1", "component 1 of class 0"]
-        torch.testing.assert_close(bound(output), torch.tensor([[1.0, 3.0, -2.0]]).double())
+        assert_close(bound(output), torch.tensor([[1.0, 3.0, -2.0]]).double())

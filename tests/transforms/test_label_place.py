@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers.files import rows_of
 from helpers.scans import LPS, OBLIQUE, damage, write_scan
+from helpers.tolerances import SINGLE, assert_close
 from monai.data import Dataset, MetaTensor, decollate_batch, list_data_collate
 from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Spacingd
 from PIL import Image
@@ -159,7 +160,7 @@ def test_labels_that_the_user_loads_move_with_the_image(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "the label map")
         good = mt.Compose([*load, mt.Flipd(both, 0)])(item)
-        np.testing.assert_allclose(saliency(good)["map"].max(), right, rtol=1e-5)
+        assert_close(saliency(good)["map"].max(), right)
     bad = mt.Compose([*load, mt.Flipd("image", 0)])(item)
     words = r"its affine .* puts voxels up to 10.5 mm from the voxels of .*: give the label's key to each step"
     with pytest.raises(CaseError, match=f"label.nii cannot be used: {words}"):
@@ -172,7 +173,7 @@ def test_labels_that_the_user_loads_move_with_the_image(tmp_path: Path) -> None:
     # A tool has dropped the label's affine: voxel by voxel it lies right, unless the affines decide on a step.
     item |= {"label": a_label(tmp_path / "dropped.nii", np.eye(4))}
     with pytest.warns(UserWarning, match=r"dropped.nii: its affine .*It is used voxel by voxel; correct its header"):
-        np.testing.assert_allclose(saliency(mt.Compose(load)(item))["map"].max(), right, rtol=1e-5)
+        assert_close(saliency(mt.Compose(load)(item))["map"].max(), right)
     with pytest.raises(CaseError, match=r"dropped.nii cannot be used: its affine"):
         saliency(mt.Compose([*load, mt.Orientationd(both, "RAS", labels=None)])(item))
 
@@ -338,7 +339,7 @@ def test_images_that_were_stacked_have_no_place() -> None:
         with pytest.warns(UserWarning, match="a batch of 2 images has the affine and file of the first one only"):
             maps = explain(make([first, second]), score)
         assert not isinstance(maps, MetaTensor)
-        torch.testing.assert_close(maps, torch.stack(apart))
+        assert_close(maps, torch.stack(apart))
         with pytest.warns(UserWarning, match="collate"), pytest.raises(CaseError, match=r"image 0 of the batch: .* mm"):
             WINDOWS(make([first, second]), score)
     batch = list_data_collate([first, second])
@@ -353,7 +354,7 @@ def test_the_same_scan_in_another_unit(unit: str, label_unit: str, files: tuple[
     said = {str(each.message).partition(":")[0] for each in recwarn if "converted to mm" in str(each.message)}
     assert said == {each for each in (image, label) if "unknown" not in each}
     (want, place), (found, other_place) = (read_map(each["saliency_path"]) for each in (mine, other))
-    np.testing.assert_allclose(found, want, rtol=2e-4, atol=1e-6 * want.max())
+    np.testing.assert_allclose(found, want, rtol=2e-4, atol=SINGLE * want.max())
     np.testing.assert_allclose(other_place, place, rtol=1e-5, atol=1e-4)
     # The file has the scan's own header, so that viewers lay it over the scan.
     saved, scan = nib.load(other["saliency_path"]), nib.load(image)
@@ -378,7 +379,7 @@ def test_scans_that_were_not_read_in_mm(files: tuple[str, str], tmp_path: Path, 
     np.testing.assert_allclose([image_spacing(batch["image"], index) for index in (0, 1)], [want] * 2, rtol=1e-5)
     _, item = decollate_batch(batch)
     maps = WINDOWS(batch["image"], score)
-    np.testing.assert_allclose(maps[0].numpy(), maps[1].numpy(), rtol=1e-5)
+    assert_close(maps[0].numpy(), maps[1].numpy())
     done = SaveSaliencyd("saliency", tmp_path)(item | {"saliency": item["image"]})
     assert np.array_equal(nib.load(done["saliency_path"]).affine, nib.load(image).affine)
     loader = SimpleNamespace(dataset=Dataset([{"image": image}], load))

@@ -59,19 +59,25 @@ class TestPicture:
         figure = plot_saliency(volume(), saliency[None], affine, label=label)
         turned = nib.as_closest_canonical(nib.Nifti1Image(label, affine))
         edges, voxels = nib.affines.voxel_sizes(turned.affine), np.asarray(turned.dataobj)
-        for ax, (a, b) in zip(figure.axes, [(1, 2), (0, 2), (0, 1)], strict=False):
-            plane = voxels.take([int(v / edges[i]) for i, v in peak_mm(figure, edges).items()][3 - a - b], 3 - a - b)
-            outlines = [each for each in ax.collections if isinstance(each, ContourSet)]
-            expected = [plane == value for value in np.unique(plane[plane != 0])]
-            assert len(outlines) == len(expected) >= 1
-            for outline, part in zip(outlines, expected, strict=True):
-                (path,) = outline.get_paths()
-                low, high = path.vertices.min(axis=0), path.vertices.max(axis=0)
-                places = np.argwhere(part)
-                np.testing.assert_allclose(low, places.min(axis=0) * edges[[a, b]], atol=1e-5)
-                np.testing.assert_allclose(high, (places.max(axis=0) + 1) * edges[[a, b]], atol=1e-5)
-            assert ax.get_xlim() == pytest.approx((0, voxels.shape[a] * edges[a]))
+        peak = peak_mm(figure, edges)
+        for ax, across in zip(figure.axes, range(3), strict=False):
+            shown = [axis for axis in range(3) if axis != across]
+            plane = voxels.take(int(peak[across] / edges[across]), across)
+            outlines = [drawn for drawn in ax.collections if isinstance(drawn, ContourSet)]
+            values = np.unique(plane[plane != 0])
+            assert len(outlines) == len(values) >= 1
+            for outline, value in zip(outlines, values, strict=True):
+                check_outline(outline, plane == value, edges[shown])
+            assert ax.get_xlim() == pytest.approx((0, voxels.shape[shown[0]] * edges[shown[0]]))
         assert figure.axes[3].get_ylabel().endswith("outline: the label")
+
+
+def check_outline(outline: ContourSet, inside: np.ndarray, edges: np.ndarray) -> None:
+    """It ends where the outermost voxels of a plane end that are inside, with voxels of some edge lengths in mm."""
+    (path,) = outline.get_paths()
+    voxels = np.argwhere(inside)
+    np.testing.assert_allclose(path.vertices.min(axis=0), voxels.min(axis=0) * edges, atol=1e-5)
+    np.testing.assert_allclose(path.vertices.max(axis=0), (voxels.max(axis=0) + 1) * edges, atol=1e-5)
 
 
 def test_warm_supports_and_cold_speaks_against() -> None:

@@ -1,8 +1,8 @@
 """Every pair of a mask generator and a scoring that xaitk-saliency allows: our map is its map.
 
 Its own classes run its own pipelines: a classifier, an image's descriptors, a detector. Ours are masks of the same
-parameters, the estimator of the same name and a target. Both maps are compared after xaitk-saliency's normalisation, to
-1e-6, since its random masks are float32, and windows to rounding.
+parameters, the estimator of the same name and a target. Both maps are compared after xaitk-saliency's normalisation, in
+single precision, since its random masks are float32, and windows in double.
 """
 
 import json
@@ -16,6 +16,7 @@ import torch
 from helpers import commands
 from helpers.numpy_boxes import CLASSES, BlackBox
 from helpers.paths import TESTS
+from helpers.tolerances import DOUBLE, MASKS, SINGLE, assert_close, assert_same_bits
 from smqtk_classifier.interfaces.classify_image import ClassifyImage
 from smqtk_descriptors.interfaces.image_descriptor_generator import ImageDescriptorGenerator
 from smqtk_detection.interfaces.detect_image_objects import DetectImageObjects
@@ -53,7 +54,6 @@ from monai_saliency.masks.base import Masks
 from monai_saliency.sharding import Part
 from monai_saliency.xaitk import BlackBoxInferer, ConfidenceScoring, PerturbImageMasks, as_method
 
-NEAR = 1e-6
 P1, SEED = 0.4, 3
 #: xaitk-saliency's mask generators, and ours of the same parameters
 PERTURBERS: dict[str, tuple[Callable[[], PerturbImage], Masks]] = {
@@ -158,9 +158,8 @@ def test_a_classifier(perturber: str, scoring: str, shape: tuple[int, int, int],
         found = (total - total.min()) / (total.max() - total.min())
     else:
         found = scaled(found)
-    assert np.abs(expected).max() == pytest.approx(1)
-    near = 1e-14 if perturber == "SlidingWindow" else NEAR
-    np.testing.assert_allclose(found, expected, rtol=0, atol=near)
+    assert_close(np.abs(expected).max(), 1, within=SINGLE)
+    assert_close(found, expected, within=DOUBLE if perturber == "SlidingWindow" else SINGLE)
 
 
 @pytest.mark.parametrize(("shape", "fill"), IMAGES)
@@ -176,8 +175,8 @@ def test_similarity(perturber: str, measure: str, shape: tuple[int, int, int], f
     target = ms.EmbeddingSimilarity("distance" if measure == "euclidean" else measure, references)
     explain = ms.PerturbationInferer(masks, target, ms.estimators.SimilarityScoring(), fill_of(fill), mask_batch_size=7)
     found = explained(explain, image, box.describe)
-    assert expected.max() == pytest.approx(1)
-    np.testing.assert_allclose(scaled(found), expected, rtol=0, atol=NEAR)
+    assert_close(expected.max(), 1, within=SINGLE)
+    assert_close(scaled(found), expected, within=SINGLE)
 
 
 def detected(stack: Any, image: np.ndarray, box: BlackBox) -> np.ndarray:
@@ -197,7 +196,7 @@ def test_a_detector(perturber: str, shape: tuple[int, int, int], fill: Any) -> N
     explain = ms.PerturbationInferer(
         masks, target, ms.estimators.DRISEScoring("plain"), fill_of(fill), mask_batch_size=7
     )
-    np.testing.assert_allclose(scaled(explained(explain, image, box.detect)), expected, rtol=0, atol=NEAR)
+    assert_close(scaled(explained(explain, image, box.detect)), expected, within=SINGLE)
 
 
 @pytest.mark.parametrize(("shape", "count"), [((1, 21, 30), 1), ((3, 19, 26), 4)])
@@ -216,7 +215,7 @@ def test_mc_rise(shape: tuple[int, int, int], count: int, p1: float) -> None:
         )
         found = explained(explain, image, box.classify)
         found = scaled(found).reshape(4, count, *shape[1:]).swapaxes(0, 1)  # by fill, then by class
-        np.testing.assert_allclose(found, expected, rtol=0, atol=NEAR)
+        assert_close(found, expected, within=SINGLE)
 
 
 RANDOM = {"num_masks": 25, "p1": P1, "seed": SEED}
@@ -252,7 +251,7 @@ def test_a_method_is_its_masks_and_its_estimator(method: Any, settings: Any, mas
         expected = explained(
             ms.PerturbationInferer(masks(**settings), target, estimator, **shared), image, box.describe
         )
-        np.testing.assert_array_equal(found, expected)
+        assert_same_bits(found, expected)
         assert np.abs(expected).max() > 1e-3
 
 
@@ -334,7 +333,7 @@ def same(theirs: np.ndarray, ours: np.ndarray) -> None:
     assert ours.shape == theirs.shape
     assert ours.dtype.kind == "f"
     assert np.abs(theirs).max() > 0.5  # there is something to compare
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    assert_close(ours, theirs, within=1e-4)  # scaled up after scores have cancelled
 
 
 @pytest.mark.parametrize("kind", PLUGINS)
@@ -343,7 +342,7 @@ def test_masks(kind: str) -> None:
     for image in ARRAYS.values():
         expected, found = theirs(image), ours(image)
         assert found.dtype == expected.dtype
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+        assert_close(found, expected, within=MASKS)
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -410,7 +409,7 @@ def scaled_maps(maps: torch.Tensor) -> torch.Tensor:
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert float(expected.abs().max()) > 0.5
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert_close(found, expected, within=1e-4)  # scaled up after scores have cancelled
 
 
 @pytest.mark.parametrize(
@@ -424,10 +423,10 @@ def test_masks_equal_those_of_a_perturber(theirs: PerturbImage, ours: ms.masks.b
     found, expected = (each.bind(TWO_IMAGES[0]) for each in (PerturbImageMasks(theirs), ours))
     assert len(found) == len(expected)
     for indices in (range(3, 9), [7, 0, 7]):
-        torch.testing.assert_close(found.render(indices), expected.render(indices), rtol=0, atol=1e-6)
+        assert_close(found.render(indices), expected.render(indices), within=MASKS)
     weights = torch.rand(len(found), 2)
     sums = [each.weighted_sum(range(len(each)), weights) for each in (found, expected)]
-    torch.testing.assert_close(*sums, rtol=0, atol=1e-4)
+    assert_close(*sums, within=SINGLE)  # of masks in single precision
 
 
 def test_perturbers_that_do_not_fit_are_refused() -> None:
@@ -521,7 +520,7 @@ def test_a_class_is_a_method_by_its_dotted_path() -> None:
     assert list(own_settings(find_method(STACK))) == ["n", "s", "p1", "seed", "threads", "debiased"]
     assert describe(STACK).splitlines()[1] == "  --n (needed)"
     explain = ChosenMethod(STACK, {"n": 20, "s": 4, "p1": 0.4, "seed": 3})(target=TARGET)
-    assert torch.equal(explain(TWO_IMAGES, NET), BlackBoxInferer(RISEStack(20, 4, 0.4, 3), TARGET)(TWO_IMAGES, NET))
+    assert_same_bits(explain(TWO_IMAGES, NET), BlackBoxInferer(RISEStack(20, 4, 0.4, 3), TARGET)(TWO_IMAGES, NET))
     with pytest.raises(ValueError, match=r"needs --n, --s, --p1"):
         ChosenMethod(STACK)
     with pytest.raises(ValueError, match=r"RISEStack cannot be made of .*p1"):

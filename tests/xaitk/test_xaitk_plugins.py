@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.tolerances import assert_close, assert_same_bits
 from smqtk_core.configuration import configuration_test_helper
 from torch import nn
 from xaitk_saliency import (
@@ -69,7 +70,7 @@ def test_wrong_settings() -> None:
 
 def test_an_object_without_a_seed_makes_the_same_masks_each_time() -> None:
     one, other, image = xaitk.RISEGrid(100, 8, 0.5), xaitk.RISEGrid(100, 8, 0.5), np.zeros((41, 26))
-    assert np.array_equal(one(image), one(image))
+    assert_same_bits(one(image), one(image))
     assert not np.array_equal(one(image), other(image))
 
 
@@ -110,8 +111,8 @@ def test_a_network_answers_image_by_image() -> None:
     assert network.batches == [4, 2, 1, 6, 1]
     for image, answer, vector in zip(images, answers, vectors, strict=True):
         expected = network(scale(torch.from_numpy(np.moveaxis(image, -1, 0).astype(np.float32))[None]))[0]
-        assert answer == pytest.approx(dict(zip("abc", expected.softmax(0).tolist(), strict=True)), abs=1e-6)
-        np.testing.assert_allclose(vector, expected.detach(), rtol=0, atol=1e-6)
+        assert_close(answer, dict(zip("abc", expected.softmax(0).tolist(), strict=True)))
+        assert_close(vector, expected.detach())
     assert box.get_labels() == ["a", "b", "c"]
     (row,) = Classifier(Counted(1), 3, "none").classify_images([PHOTOGRAPHS[0][..., 0]])
     assert list(row) == [0, 1, 2]
@@ -138,7 +139,7 @@ def test_a_training_network_is_left_in_training() -> None:
     before = network[0].running_mean.clone()
     RISEStack(10, 4, 0.5, 0)(PHOTOGRAPHS[0], Classifier(network, 3, "softmax", transform=scale))
     assert network.training
-    assert torch.equal(network[0].running_mean, before)
+    assert_same_bits(network[0].running_mean, before)
 
 
 def test_wrong_settings_of_a_network() -> None:
