@@ -21,26 +21,40 @@ from monai_saliency.masks.rise import RISEMasks
 def slow_rise_error(masks: np.ndarray, scores: np.ndarray, p1: float, form: str) -> np.ndarray:
     """The standard deviation of a mask's contribution to a voxel, over the root of the number of masks."""
     n, k = scores.shape
-    found = np.zeros((k, *masks.shape[1:]))
+    errors = np.zeros((k, *masks.shape[1:]))
     for j, voxel in itertools.product(range(k), itertools.product(*map(range, masks.shape[1:]))):
-        values = [float(masks[(i, *voxel)]) for i in range(n)]
-        score, mask = (sum(scores[:, j]) / n, sum(values) / n) if form == "centred" else (0.0, p1)
-        parts = [(scores[i, j] - score) * (values[i] - mask) / p1 for i in range(n)]
-        squares = sum((part - sum(parts) / n) ** 2 for part in parts)
-        found[(j, *voxel)] = (squares / n / (n - (2 if form == "centred" else 1))) ** 0.5
-    return found
+        kept = [float(masks[(i, *voxel)]) for i in range(n)]
+        mean_score, mean_kept, lost = 0.0, p1, 1
+        if form == "centred":
+            mean_score, mean_kept, lost = scores[:, j].sum() / n, sum(kept) / n, 2
+        parts = [(scores[i, j] - mean_score) * (kept[i] - mean_kept) / p1 for i in range(n)]
+        errors[(j, *voxel)] = error_of_mean(parts, lost)
+    return errors
+
+
+def error_of_mean(parts: list[float], lost: int = 1) -> float:
+    """The root of the variance of the mean of some parts, of which as many degrees of freedom are lost."""
+    n, mean = len(parts), sum(parts) / len(parts)
+    squares = sum((part - mean) ** 2 for part in parts)
+    return (squares / n / (n - lost)) ** 0.5
 
 
 def slow_ratio_error(weights: np.ndarray, values: np.ndarray, above_mean: bool) -> np.ndarray:
     """The linearised error of a ratio of two means, or of one less the mean of the values."""
     n, k = values.shape
-    found = np.zeros((k, *weights.shape[1:]))
+    errors = np.zeros((k, *weights.shape[1:]))
     for j, voxel in itertools.product(range(k), itertools.product(*map(range, weights.shape[1:]))):
-        own, d = [float(weights[(i, *voxel)]) for i in range(n)], values[:, j] - values[:, j].mean()
-        ratio = sum(d[i] * own[i] for i in range(n)) / sum(own)
-        parts = [(d[i] - ratio) * own[i] / (sum(own) / n) - d[i] * above_mean for i in range(n)]
-        found[(j, *voxel)] = (sum(part**2 for part in parts) / n / (n - 1)) ** 0.5
-    return found
+        weight = [float(weights[(i, *voxel)]) for i in range(n)]
+        value = values[:, j] - values[:, j].mean()
+        ratio = sum(value[i] * weight[i] for i in range(n)) / sum(weight)
+        squares = 0.0
+        for i in range(n):
+            part = (value[i] - ratio) * weight[i] / (sum(weight) / n)
+            if above_mean:
+                part -= value[i]
+            squares += part**2
+        errors[(j, *voxel)] = (squares / n / (n - 1)) ** 0.5
+    return errors
 
 
 def error_of(estimator: Estimator, bound: Any, scores: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

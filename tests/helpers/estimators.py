@@ -18,11 +18,14 @@ def slow_rise(masks: np.ndarray, scores: np.ndarray, p1: float, form: str) -> np
     """RISE, equation 6 of the paper ("plain"), or another form of it: one voxel and one mask at a time."""
     n, k = scores.shape
     maps = np.zeros((k, *masks.shape[1:]))
-    divisor = {"centred": (n - 1) * p1, "debiased": n * p1, "plain": n * masks.mean()}[form]
+    mean_score, mean_mask, divisor = np.zeros(k), p1, n * p1
+    if form == "centred":
+        mean_score, divisor = scores.mean(axis=0), (n - 1) * p1
+    elif form == "plain":
+        mean_mask, divisor = 0.0, n * masks.mean()
     for j, voxel in itertools.product(range(k), itertools.product(*map(range, masks.shape[1:]))):
         for i in range(n):
-            score = scores[i, j] - (scores[:, j].mean() if form == "centred" else 0)
-            maps[(j, *voxel)] += score * (masks[(i, *voxel)] - (0 if form == "plain" else p1)) / divisor
+            maps[(j, *voxel)] += (scores[i, j] - mean_score[j]) * (masks[(i, *voxel)] - mean_mask) / divisor
     return maps
 
 

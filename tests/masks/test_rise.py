@@ -127,13 +127,14 @@ class TestScoring:
         ):
             for i in range(n):
                 hidden = [1 - float(masks[(i, j, *voxel)]) for j in range(k)]
-                kept, own, f = 1 - sum(hidden), hidden[fill], float(scores[i, label])
+                kept, by_this_fill, score = 1 - sum(hidden), k * hidden[fill], float(scores[i, label])
                 if form == "centred":
-                    part = (f - scores[:, label].mean()) * (kept / p1 - k * own / (1 - p1)) / (n - 1)
+                    mean = scores[:, label].mean()
+                    part = (score - mean) * (kept / p1 - by_this_fill / (1 - p1)) / (n - 1)
                 elif form == "debiased":
-                    part = f * (k * own / (1 - p1) - kept / p1) / n
+                    part = score * (by_this_fill / (1 - p1) - kept / p1) / n
                 else:
-                    part = f * (k * own * (1 - p1) - kept * p1) / n
+                    part = score * (by_this_fill * (1 - p1) - kept * p1) / n
                 maps[(label, fill, *voxel)] += part
         return maps.reshape(-1, *shape)
 
@@ -151,12 +152,17 @@ class TestScoring:
         """A network that sums a square: fill 0 lowers the sum, fill 1 raises it, and the published sign is opposite."""
         image = torch.full((1, 1, 16, 16), 3.0)
         settings: dict[str, Any] = {"more_fills": [9.0], "target": ms.ClassScore([0], "none")}
-        network = lambda x: x[:, :, 4:8, 8:12].sum(dim=(2, 3))  # noqa: E731
-        maps = ms.mc_rise(600, 4, **settings)(image, network)[0]
-        assert float(maps[0, 5, 9]) > 0 > float(maps[1, 5, 9])
-        assert [divmod(int(each.abs().argmax()), 16)[0] // 4 for each in maps] == [1, 1]
-        published = ms.mc_rise(600, 4, form="debiased", **settings)(image, network)[0]
-        assert float(published[0, 5, 9]) < 0 < float(published[1, 5, 9])
+
+        def network(images: torch.Tensor) -> torch.Tensor:
+            return images[:, :, 4:8, 8:12].sum(dim=(2, 3))
+
+        of_0, of_9 = ms.mc_rise(600, 4, **settings)(image, network)[0]
+        assert float(of_0[5, 9]) > 0 > float(of_9[5, 9])
+        for of_fill in (of_0, of_9):
+            row, column = divmod(int(of_fill.abs().argmax()), 16)
+            assert (row // 4, column // 4) == (1, 2)
+        of_0, of_9 = ms.mc_rise(600, 4, form="debiased", **settings)(image, network)[0]
+        assert float(of_0[5, 9]) < 0 < float(of_9[5, 9])
 
     def test_other_estimators_and_what_is_refused(self) -> None:
         image = torch.full((1, 1, 8, 8), 3.0)

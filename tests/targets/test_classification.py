@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.targets import FLAT, LOGITS
-from helpers.tolerances import assert_close, assert_same_bits
+from helpers.tolerances import SINGLE, assert_close, assert_same_bits
 from scipy.spatial.distance import cdist
 
 import monai_saliency as ms
