@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monai_saliency.masks.base import Ids, MakesRegions, Masks, Regions, Spacing
-from monai_saliency.masks.region import BoundRegionMasks, check_regions, find_regions
+from monai_saliency.masks.base import Ids, Masks, Regions, Spacing
+from monai_saliency.masks.region import BoundRegionMasks
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
 from monai_saliency.utils.tensors import Box
 
@@ -30,11 +30,9 @@ class GridMasks(Masks):
         grid_size: cells along each axis, one number or one per axis, at least 1.
         p1: probability in [0, 1] that a cell is kept.
         seed: seed of all draws, at least 0. With the same seed, more masks begin with the same masks as fewer.
-        regions: makes regions to keep or hide instead of cells, as for :class:`~monai_saliency.masks.RegionMasks`.
-        by_label: keep or hide the regions of the case's label map instead of cells.
 
     Raises:
-        ValueError: for settings out of range or that contradict each other, and (from ``bind``) when they do not fit.
+        ValueError: for settings out of range.
     """
 
     by_region = True
@@ -46,8 +44,6 @@ class GridMasks(Masks):
         grid_size: int | Sequence[int] | None = 8,
         p1: float = 0.5,
         seed: int = 0,
-        regions: MakesRegions | None = None,
-        by_label: bool = False,
     ) -> None:
         if grid_size is not None:
             whole_numbers("grid_size", grid_size, 1)
@@ -56,18 +52,12 @@ class GridMasks(Masks):
         self.grid_size = grid_size
         self.p1 = float(p1)
         self.seed = whole_number("seed", seed, 0)
-        self.regions, _ = check_regions(regions)
-        if by_label and regions is not None:
-            raise ValueError("give `regions` or `by_label`, not both: each defines which regions are hidden")
-        self.needs_labels = bool(by_label)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionMasks:
-        return BoundRegionMasks(self, image, self._cells(image, labels, spacing))
+        return BoundRegionMasks(self, image, self._cells(image))
 
-    def _cells(self, image: Tensor, labels: Tensor | None, spacing: Spacing) -> Regions:
-        """The cells or regions of an image. Cells are numbered from 1; the last axis changes fastest."""
-        if self.needs_labels or self.regions is not None:
-            return find_regions(self.regions, image, labels, spacing)
+    def _cells(self, image: Tensor) -> Regions:
+        """The cells of an image, numbered from 1; the last axis changes fastest."""
         shape = image.shape[1:]
         size = round(_CELLS ** (1 / len(shape))) if self.grid_size is None else self.grid_size
         index = torch.zeros((), dtype=torch.int32, device=image.device)
@@ -80,7 +70,7 @@ class GridMasks(Masks):
 class SobolMasks(GridMasks):
     """The design of total Sobol indices (Fel et al., NeurIPS 2021, arXiv 2111.04138, section 3), in 2D and 3D.
 
-    A mask keeps each cell, or region, in part: by a number in [0, 1], 1 for all of it. For each of N designs there are
+    A mask keeps each cell in part: by a number in [0, 1], 1 for all of it. For each of N designs there are
     d + 2 masks of d cells: one of numbers A, one of numbers B, and for each cell the numbers A with that cell's number
     taken from B. A and B are the two halves of a scrambled Sobol sequence in 2 d dimensions.
 
@@ -88,12 +78,9 @@ class SobolMasks(GridMasks):
         num_designs: N, at least 2; a power of 2 fills the space best. The paper takes 32.
         grid_size: cells along each axis, one number or one per axis, at least 1. By default 8 in 2D and 4 in 3D.
         seed: of the scrambling, at least 0. With the same seed, more designs begin with the same masks as fewer.
-        regions: makes regions to dim instead of cells, as for :class:`~monai_saliency.masks.RegionMasks`.
-        by_label: dim the regions of the case's label map instead of cells.
 
     Raises:
-        ValueError: for settings out of range, for both ``regions`` and ``by_label``, and (from ``bind``) when the
-            design needs more than 100 000 forwards.
+        ValueError: for settings out of range, and (from ``bind``) when the design needs more than 100 000 forwards.
 
     Example::
 
@@ -112,14 +99,12 @@ class SobolMasks(GridMasks):
         num_designs: int = 32,
         grid_size: int | Sequence[int] | None = None,
         seed: int = 0,
-        regions: MakesRegions | None = None,
-        by_label: bool = False,
     ) -> None:
-        super().__init__(1, grid_size, 0.5, seed, regions, by_label)
+        super().__init__(1, grid_size, 0.5, seed)
         self.num_designs = whole_number("num_designs", num_designs, 2)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionMasks:
-        return BoundSobolMasks(self, image, self._cells(image, labels, spacing))
+        return BoundSobolMasks(self, image, self._cells(image))
 
 
 class BoundSobolMasks(BoundRegionMasks):
@@ -131,8 +116,8 @@ class BoundSobolMasks(BoundRegionMasks):
         self.num_masks = self.num_designs * (count + 2)
         if self.num_masks > _MOST_FORWARDS:
             raise ValueError(
-                f"total Sobol indices of {count} cells or regions need {self.num_masks} forwards, num_designs * (cells "
-                f"+ 2), and at most {_MOST_FORWARDS} are run: use a smaller `grid_size`, fewer regions or a smaller "
+                f"total Sobol indices of {count} cells need {self.num_masks} forwards, num_designs * (cells "
+                f"+ 2), and at most {_MOST_FORWARDS} are run: use a smaller `grid_size` or a smaller "
                 "`num_designs`, or hsic, whose forwards do not grow with the cells"
             )
         engine = torch.quasirandom.SobolEngine(2 * count, scramble=True, seed=masks.seed)
@@ -140,7 +125,7 @@ class BoundSobolMasks(BoundRegionMasks):
         self.key = (*self.key, self.num_designs)
 
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
-        """``coalition`` float64 ``(n, regions)`` in [0, 1], how much of each region is kept."""
+        """``coalition`` float64 ``(n, cells)`` in [0, 1], how much of each cell is kept."""
         design, place = np.divmod(np.asarray(ids, dtype=int), len(self.values) + 2)
         kept = self.table[design, (place == 1).astype(int)]
         (exchanged,) = (place > 1).nonzero()

@@ -268,8 +268,6 @@ def hsic(
     num_masks: int = 1000,
     grid_size: int | Sequence[int] = 8,
     seed: int = 0,
-    regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
-    by_label: bool = False,
     *,
     target: TargetLike = None,
     estimator: Estimator | None = None,
@@ -282,8 +280,6 @@ def hsic(
         num_masks: how many grids, each cell kept with probability 1/2.
         grid_size: cells along each axis, one number or one per axis.
         seed: of the random grids.
-        regions: makes regions of an image instead of cells, such as ``Supervoxels(200)``.
-        by_label: take the regions of the case's label map instead of cells.
         estimator: ``HSICScoring()`` by default.
 
     Example::
@@ -295,7 +291,7 @@ def hsic(
         >>> bool(saliency[0, 0, 3, 5] == saliency.max())
         True
     """
-    masks = GridMasks(num_masks, grid_size, 0.5, seed, regions, flag("by_label", by_label))
+    masks = GridMasks(num_masks, grid_size, seed=seed)
     return PerturbationInferer(masks, target, estimator or HSICScoring(), **settings)
 
 
@@ -304,8 +300,6 @@ def sobol(
     num_designs: int = 32,
     grid_size: int | Sequence[int] | None = None,
     seed: int = 0,
-    regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
-    by_label: bool = False,
     *,
     target: TargetLike = None,
     estimator: Estimator | None = None,
@@ -318,8 +312,6 @@ def sobol(
         num_designs: how many designs, at least 2, best a power of 2.
         grid_size: cells along each axis, one number or one per axis; 8 in 2D and 4 in 3D by default.
         seed: of the designs.
-        regions: makes regions of an image instead of cells, such as ``Supervoxels(40)``.
-        by_label: take the regions of the case's label map instead of cells.
         estimator: ``SobolScoring()`` by default.
 
     Example::
@@ -331,7 +323,7 @@ def sobol(
         >>> saliency[0, 0].round(decimals=1).tolist()
         [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
     """
-    masks = SobolMasks(num_designs, grid_size, seed, regions, flag("by_label", by_label))
+    masks = SobolMasks(num_designs, grid_size, seed)
     return PerturbationInferer(masks, target, estimator or SobolScoring(), **settings)
 
 

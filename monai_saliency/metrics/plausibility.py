@@ -16,43 +16,34 @@ __all__ = ["AUPRC", "Leakage", "MassInLabel", "Pointing", "highest_voxels"]
 
 class Pointing(SaliencyMetric):
     """Whether the peak of a map lies inside the label: 1 or 0 (the pointing game of Zhang et al., ECCV 2016, section
-    4.2). Higher is better; the mean is the share of hits.
+    4.2, who also count peaks within 15 pixels of it). Higher is better; the mean is the share of hits.
 
     The peak is found by :func:`~monai_saliency.metrics.peak.peak_voxel`. A map whose voxels are all equal points
     nowhere: it counts as 0. A case with an empty label counts as NaN.
 
-    Args:
-        tolerance: how far from the label the peak may lie, in voxels, Euclidean, at least 0. By default it must lie
-            strictly inside. Zhang et al. allow 15 pixels.
-
     Example::
 
         >>> maps = torch.tensor([[[[0.0, 1.0, 3.0], [0.0, 2.0, 1.0]]]])
-        >>> label = torch.tensor([[[[0, 1, 0], [0, 1, 0]]]])
-        >>> Pointing()(maps, label).tolist(), Pointing(tolerance=1)(maps, label).tolist()
-        ([[0.0]], [[1.0]])
+        >>> Pointing()(maps, torch.tensor([[[[0, 1, 1], [0, 0, 0]]]])).tolist()
+        [[1.0]]
     """
-
-    def __init__(self, tolerance: float = 0.0, reduction: str = "mean") -> None:
-        super().__init__(reduction)
-        self.tolerance = number("tolerance", tolerance, 0)
 
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         maps = checked_maps(y_pred)
         labels = checked_labels(maps, y)
         hits = []
         for saliency, label in zip(maps.flatten(0, 1), labels.flatten(0, 1), strict=True):
-            hits.append(self._hit(saliency, label))
+            hits.append(_hit(saliency, label))
         return torch.tensor(hits, device=maps.device).reshape(maps.shape[:2])
 
-    def _hit(self, saliency: torch.Tensor, label: torch.Tensor) -> float:
-        inside = label.nonzero()
-        if not len(inside):
-            return math.nan
-        if saliency.min() == saliency.max():
-            return 0.0
-        peak = torch.tensor(peak_voxel(saliency.numpy(force=True)), device=label.device)
-        return float(((inside - peak) ** 2).sum(1).min() <= self.tolerance**2)
+
+def _hit(saliency: torch.Tensor, label: torch.Tensor) -> float:
+    """Whether the peak of a map ``(*spatial)`` lies inside its label: 1.0 or 0.0; NaN for an empty label."""
+    if not label.any():
+        return math.nan
+    if saliency.min() == saliency.max():
+        return 0.0
+    return float(label[peak_voxel(saliency.numpy(force=True))])
 
 
 class MassInLabel(SaliencyMetric):

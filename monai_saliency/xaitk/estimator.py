@@ -55,24 +55,26 @@ class ConfidenceScoring(Estimator):
             raise ValueError(f"{name} makes maps of 2D images, got {masks.spatial_shape}")
 
     def compute(self, observed: Observed) -> torch.Tensor:
-        masks, ids, scores = observed.masks, observed.ids, observed.scores
+        masks, expected = observed.masks, (observed.scores.shape[1], *observed.masks.spatial_shape)
         self.check(masks)
-        name, spatial = type(self.generator).__name__, masks.spatial_shape
-        every = torch.empty(len(ids), *spatial, dtype=masks.dtype)
-        for chunk, rendered in masks.stream(ids):
-            every[chunk] = rendered[:, 0].cpu()
-        as_images = every.reshape(len(ids), -1, spatial[-1]).numpy()
-        reference, perturbed = observed.reference_scores.double().cpu().numpy(), scores.double().cpu().numpy()
-        found = np.asarray(self.generator(reference, perturbed, as_images))
-        if found.shape == as_images.shape[1:]:  # one map of all scores
-            found = np.broadcast_to(found, (scores.shape[1], *found.shape))
-        if found.shape != (scores.shape[1], *as_images.shape[1:]):
-            raise ValueError(
-                f"{name} must make maps {(scores.shape[1], *as_images.shape[1:])} (scores, *spatial), got {found.shape}"
-            )
-        if not np.isfinite(found).all():
+        kept = torch.empty(len(observed.ids), *masks.spatial_shape, dtype=masks.dtype)
+        for chunk, rendered in masks.stream(observed.ids):
+            kept[chunk] = rendered[:, 0].cpu()
+        reference = observed.reference_scores.double().cpu().numpy()
+        scores = observed.scores.double().cpu().numpy()
+        maps = np.asarray(self.generator(reference, scores, kept.numpy()))
+        if maps.shape == masks.spatial_shape:  # one map of all scores
+            maps = np.broadcast_to(maps, expected)
+        self._check_maps(maps, expected)
+        return torch.from_numpy(maps.astype(np.float64)).to(masks.device, masks.dtype)
+
+    def _check_maps(self, maps: np.ndarray, expected: tuple[int, ...]) -> None:
+        """Refuse maps of another shape, or with values that are not finite."""
+        name = type(self.generator).__name__
+        if maps.shape != expected:
+            raise ValueError(f"{name} must make maps {expected} (scores, *spatial), got {maps.shape}")
+        if not np.isfinite(maps).all():
             raise ValueError(f"{name} made a map with NaN or infinite values, as some do where all scores are equal")
-        return torch.from_numpy(found.astype(np.float64)).reshape(-1, *spatial).to(masks.device, masks.dtype)
 
     def meaning(self, masks: BoundMasks) -> Meaning:
         return Meaning(f"map of {type(self.generator).__name__}", in_score_unit=False)

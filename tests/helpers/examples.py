@@ -128,10 +128,10 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
         lambda dims: {"regions": quarters, "num_coalitions": 25, "per_channel": True},
         lambda dims: {"regions": quarters, "num_coalitions": 13},
     ],
-    "hsic": [lambda dims: {"num_masks": 20, "grid_size": 3}, lambda dims: {"num_masks": 12, "regions": quarters}],
+    "hsic": [lambda dims: {"num_masks": 20, "grid_size": 3}],
     # The image's score is above the fill's.
     "minimal_region": [lambda dims: {"window_size": 4, "levels": 2, "share": 0.6, "fill": ms.ConstantFill(3.0 - dims)}],
-    "sobol": [lambda dims: {"num_designs": 4, "grid_size": 2}, lambda dims: {"num_designs": 4, "regions": quarters}],
+    "sobol": [lambda dims: {"num_designs": 4, "grid_size": 2}],
     "mc_rise": [
         lambda dims: {"num_masks": 12, "grid_size": 3},
         lambda dims: {"num_masks": 12, "grid_size": 3, "p1": 0.3, "more_fills": [2.0, ms.BlurFill(1.0)]},

@@ -213,11 +213,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (ms.masks.GridMasks, {"num_masks": 5, "seed": -1}, "`seed` must be a whole number of at least 0, got -1"),
     (ms.masks.GridMasks, {"num_masks": 5, "p1": 1.5}, r"`p1` must be in \[0, 1\]"),
     (ms.masks.SobolMasks, {"num_designs": 1}, "`num_designs` must be a whole number of at least 2, got 1"),
-    (
-        ms.masks.SobolMasks,
-        {"regions": lambda image, _: image, "by_label": True},
-        "give `regions` or `by_label`, not both",
-    ),
     (ms.masks.RandomGridMasks, {"num_masks": 3, "unit": "mm"}, "`unit` 'mm' needs a `cell_size`"),
     (
         ms.masks.RandomGridMasks,
