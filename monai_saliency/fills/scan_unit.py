@@ -188,8 +188,11 @@ class ScanUnitFill(CaseFill):
 
 def steps_of(pipeline: mt.Compose, key: Hashable) -> list[Any]:
     """The steps of a preprocessing that change the image under a key."""
-    steps = pipeline.flatten().transforms
-    return [each for each in steps if key in getattr(each, "keys", [key]) and not getattr(each, "only_checks", False)]
+    steps = []
+    for step in pipeline.flatten().transforms:
+        if key in getattr(step, "keys", [key]) and not getattr(step, "only_checks", False):
+            steps.append(step)
+    return steps
 
 
 def run_step(step: Any, key: Hashable, image: Any) -> Any:

@@ -33,10 +33,11 @@ def method(function: F) -> F:
     refused by the nearest one that it has, and its signature shows the arguments that all methods share by name.
     """
     own = inspect.signature(function)
-    kept = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    shared = inspect.signature(PerturbationInferer).parameters.values()
-    more = [each.replace(kind=each.KEYWORD_ONLY) for each in shared if each.name not in {"masks", *own.parameters}]
-    signature = own.replace(parameters=[*kept, *more])
+    parameters = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    for name, shared in inspect.signature(PerturbationInferer).parameters.items():
+        if name != "masks" and name not in own.parameters:
+            parameters.append(shared.replace(kind=shared.KEYWORD_ONLY))
+    signature = own.replace(parameters=parameters)
 
     @functools.wraps(function)
     def call(*args: Any, target: TargetLike = None, **given: Any) -> PerturbationInferer:

@@ -208,8 +208,8 @@ def mc_rise(
         >>> maps.mean((2, 3)).sign().tolist()  # zeros lower this score, fives raise it
         [[1.0, -1.0]]
     """
-    given = more_fills if isinstance(more_fills, (list, tuple)) else [more_fills]
-    fills = [fill_in_unit(each, id="more_fills") for each in given]
+    several = more_fills if isinstance(more_fills, (list, tuple)) else [more_fills]
+    fills = [fill_in_unit(fill, id="more_fills") for fill in several]
     masks = MCRISEMasks(num_masks, fills, grid_size, p1, seed)
     return PerturbationInferer(masks, target, estimator or MCRISEScoring(p1, form), **settings)
 

@@ -82,8 +82,8 @@ def region_occlusion(
         whole_number("num_coalitions", num_coalitions, 1)
     if until is not None and num_coalitions is None:
         raise ValueError("`until` needs random sets of regions: give `num_coalitions`, how many the first round has")
-    found = _regions(regions, num_supervoxels)
-    masks: Masks = RegionMasks(most_masks(num_coalitions, until, budget), p1, seed, found, smooth)
+    makes = _regions(regions, num_supervoxels)
+    masks: Masks = RegionMasks(most_masks(num_coalitions, until, budget), p1, seed, makes, smooth)
     if flag("per_channel", per_channel):
         masks = ChannelMasks(masks) if num_coalitions is None else IndependentChannelMasks(masks)
     estimator = estimator or (OcclusionScoring() if num_coalitions is None else RISEScoring(p1))

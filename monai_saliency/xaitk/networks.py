@@ -161,10 +161,11 @@ class Detector(_BlackBox, DetectImageObjects):
                 yield from [[] for _ in output]
                 continue
             bound: Any = self._reads.bind(images_with_boxes[:1], Case("image", batch[0]))
-            found = bound.reader(output)
-            boxes = found.boxes[:, [1, 0, 3, 2]] if self.rows_first else found.boxes
-            scores = found.objectness[:, None] * self._vectors(found.labels, found.vectors).to(found.objectness)
-            for corners, rows in zip(boxes.split(found.counts), scores.split(found.counts), strict=True):
+            detections = bound.reader(output)
+            boxes = detections.boxes[:, [1, 0, 3, 2]] if self.rows_first else detections.boxes
+            of_classes = self._vectors(detections.labels, detections.vectors)
+            scores = detections.objectness[:, None] * of_classes.to(detections.objectness)
+            for corners, rows in zip(boxes.split(detections.counts), scores.split(detections.counts), strict=True):
                 yield self._detections(corners, rows)
 
     def _detections(

@@ -54,10 +54,10 @@ class _Perturber(Configured, PerturbImage):
     def perturb(self, ref_image: np.ndarray) -> np.ndarray:
         """All masks ``(masks, H, W)`` in [0, 1] of an image ``(H, W)`` or ``(H, W, C)``: 1 keeps a pixel."""
         bound = self._masks.bind(torch.empty(1, *ref_image.shape[:2], dtype=torch.float64))
-        found = np.empty((len(bound), *ref_image.shape[:2]), dtype=self.mask_type)
+        masks = np.empty((len(bound), *ref_image.shape[:2]), dtype=self.mask_type)
         for chunk, rendered in bound.stream(range(len(bound))):
-            found[chunk] = rendered[:, 0].numpy()
-        return found
+            masks[chunk] = rendered[:, 0].numpy()
+        return masks
 
 
 @dataclass(eq=False)
