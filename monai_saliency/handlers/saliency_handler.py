@@ -290,7 +290,7 @@ class SaliencyHandler:
         if self.summary is None:
             return ""
         network = self.explainer.network, self.explainer.network_id
-        known = network_fingerprint(*network) or "unknown"
+        known = network_fingerprint(*network, kept=True) or "unknown"
         if known not in self._marks:
             self._marks[known] = note_settings(self.summary, described(self.whole_inferer, *network, self._loader))
         return self._marks[known]

@@ -203,7 +203,7 @@ class CaseExplainer:
             return None
         try:
             # For each batch: weights, or an attribute of a fill, may change in place between batches.
-            network = network_key(self.network, self.network_id)
+            network = network_key(self.network, self.network_id, kept=True)
             reads_file = isinstance(inferer.fill, CaseFill)
             cases = [replace(each.case, image=image) for each, image in zip(claimed, images, strict=True)]
             settings = [[*inferer.deciding.values(), *([each.held] if each.held else [])] for each in claimed]

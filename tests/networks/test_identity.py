@@ -1,6 +1,8 @@
 """Scores and maps are served again only to a network that is known to be the same."""
 
+import gc
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +12,9 @@ import torch
 from monai.networks import nets
 from torch.nn.parallel import DataParallel
 
-from monai_saliency.networks import accelerated, network_fingerprint
-from monai_saliency.networks.identity import network_key
-from monai_saliency.storage.key import Unfingerprintable
+from monai_saliency.networks import accelerated, identity, network_fingerprint
+from monai_saliency.networks.identity import network_key, state_fingerprint
+from monai_saliency.storage.key import Unfingerprintable, fingerprint
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -160,3 +162,93 @@ def test_an_ordinary_network_is_known_by_its_weights(name: str) -> None:
         with torch.no_grad():
             other(torch.zeros(SIZES[name]))
     assert network_key(other) == before
+
+
+def layers() -> torch.nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ).eval()
+
+
+def optimized(network: torch.nn.Sequential) -> None:
+    network(torch.ones(2, 4)).sum().backward()
+    torch.optim.SGD(network.parameters(), lr=0.1).step()
+
+
+#: what happens to a network between two cases
+CHANGES: dict[str, Callable[[torch.nn.Sequential], Any]] = {
+    "other weights": lambda net: net.load_state_dict({name: value + 1 for name, value in net.state_dict().items()}),
+    "weights that take the place": lambda net: net.load_state_dict(
+        {name: value + 1 for name, value in net.state_dict().items()}, assign=True
+    ),
+    "an optimizer's step": optimized,
+    "a replaced layer": lambda net: net.__setitem__(3, filled(2)),
+    "a layer without weights": lambda net: net.__setitem__(2, torch.nn.GELU()),
+    "swapped layers": lambda net: net.insert(1, net.pop(2)),
+    "other data": lambda net: setattr(net[0].weight, "data", net[0].weight.detach() + 1),
+    "double precision": lambda net: net.double(),
+    "statistics": lambda net: net[1].running_mean.add_(1),
+    "an attribute": lambda net: setattr(net[1], "eps", 0.1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_kept_key_is_dropped_when_the_network_changes(name: str) -> None:
+    network = layers()
+    before = network_key(network, kept=True)
+    assert before == network_key(network)
+    state = state_fingerprint(network)
+    CHANGES[name](network)
+    after = network_key(network, kept=True)
+    assert before != after == network_key(network)
+    assert (state_fingerprint(network) == state) == (
+        name in ("a layer without weights", "swapped layers", "an attribute")
+    )
+
+
+def test_weights_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Any] = []
+    monkeypatch.setattr(identity, "fingerprint", lambda value: hashed.append(value) or fingerprint(value))
+    network = layers()
+    compiled = torch.compile(network, backend="eager")
+    for _ in range(3):
+        with torch.no_grad():
+            network(torch.ones(2, 4))
+        network_key(network, kept=True)
+        network_key(compiled, kept=True)
+        state_fingerprint(network)
+    assert len(hashed) == 2
+    network_key(network)
+    assert len(hashed) == 3
+
+
+def test_a_layer_in_the_memory_of_another_is_noticed() -> None:
+    """Python and the allocator give a new tensor the address of one that is gone."""
+    network = layers()
+    found = set()
+    for value in range(20):
+        network[3] = filled(value)
+        found.add(network_key(network, kept=True))
+    assert len(found) == 20
+
+
+def test_changes_that_autograd_does_not_count_are_hashed_each_time() -> None:
+    with torch.inference_mode():
+        network = layers()
+        found = [network_key(network, kept=True)]
+        network[0].weight.add_(1)
+        assert network_key(network, kept=True) not in found
+
+
+def test_a_kept_key_keeps_nothing_alive() -> None:
+    network = layers()
+    network_key(network, kept=True)
+    weight, gone = weakref.ref(network[0].weight), weakref.ref(network)
+    network[0] = torch.nn.Linear(4, 3)
+    gc.collect()
+    assert weight() is None
+    del network
+    gc.collect()
+    assert gone() is None
