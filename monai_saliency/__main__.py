@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("words", nargs="*", metavar="-- --ID VALUE", help="flags of the bundle, such as --method rise")
 
     made = command(_overlay, "print the path of a config for the --config_file list of a bundle")
-    made.add_argument("name", choices=overlays(), metavar="NAME", help=f"one of: {', '.join(overlays())}")
+    made.add_argument("name", metavar="NAME", help=f"one of: {', '.join(overlays())}")
 
     made = command(_methods, "list the methods and their settings, which are flags of a bundle")
     made.add_argument("names", nargs="*", metavar="NAME", help="a method, or the dotted path of your own")

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from monai.utils import look_up_option
 
 from monai_saliency import methods
 from monai_saliency.bundle.config import BundleConfig, calling_parser
 from monai_saliency.bundle.method_help import help_of
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.transforms.writers import writer_settings
-from monai_saliency.utils.arguments import sliding_inferer
+from monai_saliency.utils.arguments import check_option, sliding_inferer
 
 __all__ = [
     "AUTO",
@@ -44,14 +43,11 @@ _SHARED = {"target", "estimator", *inspect.signature(PerturbationInferer).parame
 
 def find_method(name: str | Method, id: str = "method") -> Method:
     """A method by its name."""
-    found = look_up_option(name, {each: getattr(methods, each) for each in methods.__all__}, default=None)
-    if found is not None:
-        return found
     found = pydoc.locate(name) if isinstance(name, str) and "." in name else name
     if not callable(found):
-        raise ValueError(
-            f"`{id}` must be one of {sorted(methods.__all__)}, or the dotted path of your own function, got {name!r}"
-        )
+        ours = {each: getattr(methods, each) for each in methods.__all__}
+        method: Method = check_option(id, name, ours, ", or the dotted path of your own function")
+        return method
     if not inspect.isfunction(found) and "xaitk_saliency" in sys.modules:
         from monai_saliency.xaitk.black_box import as_method
 

@@ -15,7 +15,7 @@ from monai_saliency.handlers.summary import Summary, figures
 from monai_saliency.metrics.agreement import correlation, read_map
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.storage.tables import CaseTable, Failures, write_csv
-from monai_saliency.utils.arguments import require
+from monai_saliency.utils.arguments import check_option, require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,10 +120,8 @@ def gather(sweep_dir: str | Path, reference: str | None = None) -> Sweep:
     settings = _settings(Path(sweep_dir))
     known = {row["case"] for setting in settings for row in [*setting.rows, *setting.failures]}
     by_name = {setting.name: setting for setting in settings}
-    if reference is not None and reference not in by_name:
-        raise ValueError(f"unknown setting {reference!r}: choose one of {', '.join(by_name)}")
     most = max(settings, key=lambda setting: setting.forwards_per_case)
-    chosen = most if reference is None else by_name[reference]
+    chosen = most if reference is None else check_option("reference", reference, by_name)
     for setting in settings:
         setting.missing = sorted(known - setting.cases)
         found = [value for case in sorted(known) for value in _correlation(setting, chosen, case)]
