@@ -174,11 +174,6 @@ class SaliencyHandler:
             failures.withdraw_by(self.withdraw)
 
     @property
-    def whole_inferer(self) -> PerturbationInferer:
-        """The inferer with all that is known only at the first case, for the description of what made the maps."""
-        return self.inferer
-
-    @property
     def explained(self) -> list[str]:
         """The cases whose maps are written, in order."""
         return self.explainer.explained
@@ -292,7 +287,7 @@ class SaliencyHandler:
         network = self.explainer.network, self.explainer.network_id
         known = network_fingerprint(*network) or "unknown"
         if known not in self._marks:
-            self._marks[known] = note_settings(self.summary, described(self.whole_inferer, *network, self._loader))
+            self._marks[known] = note_settings(self.summary, described(self.inferer, *network, self._loader))
         return self._marks[known]
 
     def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:

@@ -254,7 +254,8 @@ def axis_values(name: str, value: Any, spatial_dims: int) -> list[float] | None:
     numbers = _numbers(value)
     if numbers is None or len(numbers) not in (1, spatial_dims):
         raise ValueError(
-            f"`{name}` must be one number, or {spatial_dims} for the {spatial_dims} axes of `spatial_dims`, got {value!r}"
+            f"`{name}` must be one number, or {spatial_dims} for the {spatial_dims} axes of `spatial_dims`, got "
+            f"{value!r}"
         )
     values: list[float] = numbers.tolist()
     return values if len(values) > 1 else values * spatial_dims

@@ -190,7 +190,9 @@ def test_no_database_stays_open(cohort: Path) -> None:
 def test_a_step_that_fails_is_named_and_not_the_scan(cohort: Path, cache: str) -> None:
     steps = [mt.LoadImaged("image"), mt.EnsureChannelFirstd("image"), mt.ResizeWithPadOrCropd("image", (4, 4))]
     items = CachedDataset(find_cases(cohort), steps, cache)
-    with pytest.raises(CaseError, match="^case a: ResizeWithPadOrCropd? of the preprocessing failed: .* settings of R"):
+    with pytest.raises(
+        CaseError, match=r"^case a: ResizeWithPadOrCropd? of the preprocessing failed: .* settings of R"
+    ):
         items[0]
 
 
