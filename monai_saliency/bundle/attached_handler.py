@@ -18,8 +18,9 @@ from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.fills.named import AutoFill, fill_in_unit
+from monai_saliency.handlers.run_settings import warn_of_others
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
-from monai_saliency.handlers.summary import Summary, warn_of_others
+from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
@@ -57,6 +58,7 @@ class AttachedHandler(SaliencyHandler):
             label_key=None if settings.label_key is None else REGIONS,
             standard_error_key=error_key(settings.key) if settings.standard_error else None,
             trust=settings.measures,
+            method=settings.chosen.name,
         )
         self.settings = settings
         self.words = words
@@ -76,7 +78,7 @@ class AttachedHandler(SaliencyHandler):
 
     def report_unmet(self) -> None:
         """Report cases that were listed but not met."""
-        failed = [] if self.failures is None else [row["case"] for row in self.failures.rows]
+        failed = [row["case"] for row in self.failures.rows]
         ended = {*self.explained, *self.explainer.waiting, *failed}
         unmet = [name for name in self._names if name not in ended]
         if unmet:
@@ -93,8 +95,8 @@ class AttachedHandler(SaliencyHandler):
 
         def report(engine: Engine) -> None:
             self.report_unmet()
-            failed = [] if self.failures is None else self.failures.rows
-            if self.failures is not None and failed:
+            failed = self.failures.rows
+            if failed:
                 logger.error("%s", self.failures.summary(failed))
             if self.settings.report and (self.explained or failed):
                 try_report(self.folder)
@@ -146,7 +148,7 @@ class AttachedHandler(SaliencyHandler):
             f"{settings.prefix}keeps_place",
         )
         self._names = [] if key is None else self._placement.all_names(items[0])
-        if self._names and self.failures is not None and self.summary is not None:
+        if self._names:
             self.failures.keep(self._names)
             warn_of_others(self.summary, self._names)
         fill = fill_in_unit(

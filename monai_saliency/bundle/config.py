@@ -21,8 +21,8 @@ from monai.engines import Evaluator, SupervisedEvaluator
 from monai.transforms import Compose
 
 from monai_saliency.distributed.base import Cohort, Engine, local_device
-from monai_saliency.engines.evaluator import run
-from monai_saliency.storage.tables import Failures
+from monai_saliency.engines.run import run
+from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.transforms.writers import case_writers, writer_settings
 from monai_saliency.utils.arguments import did_you_mean, nearest
 
@@ -255,16 +255,16 @@ def _calls_of_run(text: str) -> set[str]:
 
 def run_cohort(
     evaluator: SupervisedEvaluator,
-    failures: Failures | None = None,
+    handler: SaliencyHandler,
     tracker: AbstractContextManager[Any] | None = None,
     engine: Engine | None = None,
     run_id: str = "run",
     parser: ConfigParser | None = None,
     **settings: Any,
 ) -> None:
-    """Run an evaluator over its cohort, as :func:`~monai_saliency.engines.evaluator.run` does."""
+    """Run an evaluator over its cohort, as :func:`~monai_saliency.engines.run.run` does."""
     recipe = None if engine is None else Recipe.here((parser or calling_parser()).get(), run_id)
-    run(evaluator, failures, tracker, engine=engine, recipe=recipe, **settings)
+    run(evaluator, handler, tracker, engine=engine, recipe=recipe, **settings)
 
 
 def writers_of_config(output_dir: str, cases: Sequence[str] | None = None) -> Compose:

@@ -14,7 +14,7 @@ from monai_saliency.bundle.attach import attach_to
 from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.chosen_method import AUTO, given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser, run_cohort
-from monai_saliency.engines.evaluator import show_cause_only
+from monai_saliency.engines.run import show_cause_only
 from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.arguments import flag
 from monai_saliency.utils.tensors import keep_freed_memory
@@ -84,5 +84,6 @@ class Overlay:
                 )
 
         report = folder if self.settings.report else None
-        shared: dict[str, Any] = {"handler": handler, "engine": engine, "run_id": "explain", "report": report}
-        run_cohort(evaluator, handler.failures, start=start, parser=bundle.parser, **shared)
+        run_cohort(
+            evaluator, handler, engine=engine, run_id="explain", parser=bundle.parser, start=start, report=report
+        )

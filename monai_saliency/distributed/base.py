@@ -152,7 +152,7 @@ class Cohort:
     def expect(self) -> None:
         """Note that every case must have a map or a failure once all processes are done."""
         # Only the summary knows what other processes have done.
-        if isinstance(self._loader, CohortLoader) and self.handler.summary is not None:
+        if isinstance(self._loader, CohortLoader):
             self.explainer.waiting = list(self._loader.names)
 
 
