@@ -22,6 +22,7 @@ from monai_saliency.visualize.pictures import PICTURE_FORMATS
 __all__ = ["Tracker", "check"]
 
 _CASE_METRICS = ("probability", "score", "peak_saliency", "peak_in_label", "forwards", "seconds")
+_TRUTHS = {"True": 1, "False": 0}
 _BATCH = 1000  # metrics that MLflow takes at once
 
 
@@ -113,14 +114,13 @@ class Tracker:
             handler.close()
 
     def _log_metrics(self, client: Any, run_id: str, rows: Sequence[dict[str, str]]) -> None:
-        metric = require("mlflow.entities", extra="mlflow").Metric
-        now = int(time.time() * 1000)
-        metrics = [metric(name, value, now, 0) for name, value in figures(rows, len(self.failures.rows)).items()]
+        values = [(name, value, 0) for name, value in figures(rows, len(self.failures.rows)).items()]
         for step, row in enumerate(rows, start=1):
             for name in _CASE_METRICS:
                 if row[name]:
-                    value = float({"True": 1, "False": 0}.get(row[name], row[name]))
-                    metrics.append(metric(f"case/{name}", value, now, step))
+                    values.append((f"case/{name}", float(_TRUTHS.get(row[name], row[name])), step))
+        metric, now = require("mlflow.entities", extra="mlflow").Metric, int(time.time() * 1000)
+        metrics = [metric(name, value, now, step) for name, value, step in values]
         for start in range(0, len(metrics), _BATCH):
             client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
 
@@ -128,7 +128,9 @@ class Tracker:
         for path in (self.summary.path, self.failures.path):
             if path.is_file():
                 client.log_artifact(run_id, str(path))
-        for case in dict.fromkeys(row["case"] for row in rows if self.picture):
+        if not self.picture:
+            return
+        for case in dict.fromkeys(row["case"] for row in rows):
             for kind in PICTURE_FORMATS:
                 picture = Path(self.output_dir) / f"{case}_{self.saliency_key}.{kind}"
                 if picture.is_file():

@@ -150,7 +150,7 @@ def test_rows_of_other_settings_are_marked(difference: str, tmp_path: Path, capl
     assert "1 cases (the first is a) were explained with other settings" in message
     known = json.loads((tmp_path / "summary.settings.json").read_text())
     assert known[mark][difference] != known[other][difference]
-    summaries.warn_of_others(table, ["b"])
+    run_settings.warn_of_others(table, ["b"])
     assert "1 cases (the first is a) are not of this cohort" in caplog.text
 
 
