@@ -42,9 +42,8 @@ def attach(
         output_dir: the folder for maps, pictures, ``summary.csv``, ``failures.csv`` and scores.
         loader: of a loop: gives its batches. Its dataset has the files' names and the preprocessing; without it maps
             lie on the grid of the network's input.
-        inferer: of a loop: what calls the network; of a module: the inferer that its step calls, or the attribute's
-            name, if it holds several.
-        network: of a module: the part that predicts, or its name, if several parts have weights.
+        inferer: of a loop: what calls the network; of a module: the inferer that its step calls, if it holds several.
+        network: of a module: the part that predicts, if several parts have weights.
         postprocessing: of a loop or a module: the transform of its predictions, by whose activation they are explained,
             unless ``activation`` is given.
         settings: what is explained, and how: see

@@ -133,11 +133,12 @@ class AttachSettings:
         self.inputs = ArgumentInputs("image", ["image"], self.numbers) if self.numbers else None
         if self.inputs is not None and self.measures is not None:
             raise ValueError(f"`{self.prefix}trust` measures networks of an image alone: leave out `numbers`, or trust")
-        written = [name for name in self.others if name in writer_settings()]
-        self._written = {name: self.others[name] for name in written}
-        self._written |= {"key": self.key, "image_key": NETWORK_INPUT, "report": self.report}
+        self._written: dict[str, Any] = {"key": self.key, "image_key": NETWORK_INPUT, "report": self.report}
+        self.method_settings: dict[str, Any] = {}
+        for name, value in self.others.items():
+            settings = self._written if name in writer_settings() else self.method_settings
+            settings[name] = value
         self.writers(".")  # wrong settings are refused before the first forward
-        self.method_settings = {name: value for name, value in self.others.items() if name not in written}
         self.chosen = self._chosen_method()
 
     def _check_target(self) -> None:
@@ -146,18 +147,21 @@ class AttachSettings:
             return
         if isinstance(self.target, str):
             raise ValueError(f"`{self.prefix}target` must be 'auto' or a target, got {self.target!r}")
-        of_auto = self.classes, self.activation, self.scale, self.against
-        if of_auto != ("predicted", None, "auto", None):
-            names = ", ".join(f"`{self.prefix}{name}`" for name in ("classes", "activation", "scale", "against"))
-            raise ValueError(f"{names} are for the target 'auto': give them to {type(self.target).__name__} itself")
+        if (self.classes, self.activation, self.scale, self.against) != ("predicted", None, "auto", None):
+            names = [f"`{self.prefix}{name}`" for name in ("classes", "activation", "scale", "against")]
+            raise ValueError(
+                f"{', '.join(names)} are for the target 'auto': give them to {type(self.target).__name__} itself"
+            )
 
     def _chosen_method(self) -> ChosenMethod:
         """The method. Of ``others``, settings that no method and no writer has are refused."""
-        own = [] if self.method == AUTO else own_settings(find_method(self.method, f"{self.prefix}method"))
         known = [setting.name for setting in fields(self)] + writer_settings() + all_settings()
-        refuse_unknown("attach", self.method_settings, dict.fromkeys([*known, *own]))
-        has_regions = self.label_key is not None or self.method_settings.get("regions") is not None
-        defaults = {} if has_regions else {"num_supervoxels": 100}
+        if self.method != AUTO:
+            known += own_settings(find_method(self.method, f"{self.prefix}method"))
+        refuse_unknown("attach", self.method_settings, dict.fromkeys(known))
+        defaults = {}
+        if self.label_key is None and self.method_settings.get("regions") is None:
+            defaults["num_supervoxels"] = 100
         return choose_method(self.method, self.method_settings, defaults, self.prefix)
 
     def writers(self, folder: str | Path) -> Compose:

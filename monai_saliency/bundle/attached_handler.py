@@ -19,7 +19,7 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.fills.named import AutoFill, fill_in_unit
 from monai_saliency.handlers.run_settings import warn_of_others
-from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
+from monai_saliency.handlers.saliency_handler import Batch, Item, SaliencyHandler, predictions_of
 from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -27,7 +27,7 @@ from monai_saliency.networks.inputs import ListInput, TensorInput
 from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.label_maps import label_problem
 from monai_saliency.storage.tables import Failures
-from monai_saliency.targets.auto import AutoTarget
+from monai_saliency.targets.auto import AutoTarget, finds_nothing
 from monai_saliency.transforms.save import error_key
 from monai_saliency.utils.arguments import require
 from monai_saliency.utils.tensors import plain
@@ -103,7 +103,7 @@ class AttachedHandler(SaliencyHandler):
 
         engine.add_event_handler(Events.COMPLETED, report)
 
-    def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:
+    def label_of(self, item: Item) -> Callable[[], torch.Tensor] | None:
         """Reads the case's label map on the image's grid; None without one, or if a step may have moved it."""
         return None if self._placement.problem else super().label_of(item)
 
@@ -115,26 +115,37 @@ class AttachedHandler(SaliencyHandler):
         if not self.is_started:
             self._start(engine, items, images, call)
         place = str(self.explainer.assignment.place(engine.state.iteration - 1))
-        places = [f"{place}-{i}" for i in range(len(items))] if len(items) > 1 else [place]
-        cases = [self._case(*case) for case in zip(items, call.inputs, places, strict=True)]
-        predictions = None if getattr(engine, "output_changed", False) else predictions_of(call.output, len(images))
+        cases = []
+        for i, (item, image) in enumerate(zip(items, call.inputs, strict=True)):
+            cases.append(self._case(item, image, f"{place}-{i}" if len(items) > 1 else place))
+        predictions = None
+        if not getattr(engine, "output_changed", False):
+            predictions = predictions_of(call.output, len(images))
         for group in call.groups():
-            group = [i for i in group if self._has_place(cases[i])]
-            if not group:
+            placed = [i for i in group if self._has_place(cases[i])]
+            if not placed:
                 continue
-            inferer, held = self._replaying(call, group)
-            predicted = None if predictions is None else [predictions[i] for i in group]
-            yield Batch(torch.stack([images[i] for i in group]), [cases[i] for i in group], inferer, predicted, held)
+            stacked = torch.stack([images[i] for i in placed])
+            # If a detector finds no box, the surest of those below its threshold is explained, among more boxes than it
+            # predicted.
+            is_unsure = call.is_list and finds_nothing(_predicted(engine, call)[placed[0]])
+            inferer, held = self._replaying(call, placed, is_unsure)
+            predicted = None if predictions is None or is_unsure else [predictions[i] for i in placed]
+            yield Batch(stacked, [cases[i] for i in placed], inferer, predicted, held)
 
-    def _replaying(self, call: Call, group: Sequence[int]) -> tuple[PerturbationInferer, dict[str, torch.Tensor]]:
+    def _replaying(
+        self, call: Call, group: Sequence[int], is_unsure: bool = False
+    ) -> tuple[PerturbationInferer, dict[str, torch.Tensor]]:
         """The inferer that runs perturbed images as a call ran a group of its images, and the call's numbers that it
         hides too.
         """
-        numbers, others = call.of(group).taken([*(self.settings.numbers or ())])
-        inputs = self.settings.inputs or (ListInput() if call.is_list else TensorInput())
-        return self.inferer.replace(inputs=inputs, inferer=Replay.of(self._own, others)), numbers
+        numbers, others = call.of(group).taken(list(self.settings.numbers or ()))
+        inputs: TensorInput | None = self.settings.inputs
+        if inputs is None:
+            inputs = ListInput() if call.is_list else TensorInput()
+        return self.inferer.replace(inputs=inputs, inferer=Replay.of(self._own, others, is_unsure)), numbers
 
-    def _start(self, engine: Any, items: list[dict[Any, Any]], images: Sequence[torch.Tensor], call: Call) -> None:
+    def _start(self, engine: Any, items: list[Item], images: Sequence[torch.Tensor], call: Call) -> None:
         """Find the images among what the loader gives, and print what will be explained of the first."""
         settings = self.settings
         key = self._image_key(items, images)
@@ -171,7 +182,7 @@ class AttachedHandler(SaliencyHandler):
             flush=True,
         )
 
-    def _image_key(self, items: list[dict[Any, Any]], images: Sequence[torch.Tensor]) -> Any:
+    def _image_key(self, items: list[Item], images: Sequence[torch.Tensor]) -> Any:
         """The key of the network's input; None if no entry of the batch is it."""
         item, key = items[0], self.settings.image_key
         if key is not None and key not in item:
@@ -193,7 +204,7 @@ class AttachedHandler(SaliencyHandler):
         except ValueError as error:  # raised again, with the case's name, when it is explained
             return f"the first case cannot be explained ({error})"
 
-    def _case(self, item: dict[Any, Any], image: Any, place: str) -> dict[Any, Any]:
+    def _case(self, item: Item, image: Any, place: str) -> Item:
         """A case of the batch with its name, and its image and regions under the keys where later steps look."""
         value = item.get(self.image_key, image)
         item[self.image_key] = value if isinstance(value, MetaTensor) else MetaTensor(value)
@@ -211,19 +222,21 @@ class AttachedHandler(SaliencyHandler):
             item["label"] = str(file) if file is not None and file.name.endswith((".nii", ".nii.gz")) else ""
         return item
 
-    def _has_place(self, case: dict[Any, Any]) -> bool:
+    def _has_place(self, case: Item) -> bool:
         """Whether a case's map can lie on its scan; the case fails if it cannot. One that was met has no name."""
         if not case["case"]:
             return False
-        as_dicom = any(self.settings.others.get(name) for name in ("dicom", "dicom_seg"))
-        problem = self._placement.problem_of(case, as_dicom)
-        if problem is None and REGIONS in case and (wrong := label_problem(case[REGIONS], case[self.image_key])):
-            problem = f"its label map {input_file(case[REGIONS])} cannot be used: {wrong}"
+        others = self.settings.others
+        problem = self._placement.problem_of(case, bool(others.get("dicom") or others.get("dicom_seg")))
+        if problem is None and REGIONS in case:
+            wrong = label_problem(case[REGIONS], case[self.image_key])
+            if wrong:
+                problem = f"its label map {input_file(case[REGIONS])} cannot be used: {wrong}"
         if problem:
             self.explainer.refuse(case["case"], CaseError(case["case"], problem))
         return not problem
 
-    def _place(self, case: dict[Any, Any]) -> dict[Any, Any]:
+    def _place(self, case: Item) -> Item:
         explanation = case["explanation"]
         scores, before = explanation.scores, explanation.reference_scores
         # One region or channel may be the whole image.
@@ -251,7 +264,7 @@ def _keys_of(item: Mapping[Any, Any]) -> list[str]:
     return sorted(map(str, item))
 
 
-def _items_of(batch: Any, count: int) -> list[dict[Any, Any]]:
+def _items_of(batch: Any, count: int) -> list[Item]:
     """A batch's cases as separate dictionaries, one for each of ``count`` images. Entries of a batch that is not a
     dictionary have their places as keys.
     """
@@ -270,11 +283,11 @@ def _items_of(batch: Any, count: int) -> list[dict[Any, Any]]:
     return cases
 
 
-def _by_key(batch: Mapping[Any, Any], count: int) -> list[dict[Any, Any]]:
+def _by_key(batch: Mapping[Any, Any], count: int) -> list[Item]:
     """The cases of a batch with entries of another length, such as lists of clicks, which each case gets whole. Empty
     if no tensor of the batch has one entry for each image.
     """
-    cases: list[dict[Any, Any]] = [{} for _ in range(count)]
+    cases: list[Item] = [{} for _ in range(count)]
     has_tensor = False
     for key, value in batch.items():
         parts = decollate_batch(value)

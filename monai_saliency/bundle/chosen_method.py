@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,11 +24,13 @@ def given_settings(name: str | Method, prefix: str = "", others: Iterable[str] =
     """The settings for a method in the config that calls this, and the settings of other methods that nothing else
     reads. Misspelt ids are refused: ``others`` are further ids that are read by their names.
     """
-    bundle, ours = BundleConfig(calling_parser()), all_settings()
-    own = ours if name == AUTO else list(own_settings(find_method(name, f"{prefix}method")))
-    bundle.refuse_misspelt([*own, *ours, *writer_settings(), *others], prefix)
+    bundle = BundleConfig(calling_parser())
+    ours = all_settings()
+    names = list(ours if name == AUTO else own_settings(find_method(name, f"{prefix}method")))
+    bundle.refuse_misspelt([*names, *ours, *writer_settings(), *others], prefix)
     unread = bundle.unread()
-    return bundle.given([*own, *(id for id in ours if f"{prefix}{id}" in unread)], prefix)
+    names += [id for id in ours if f"{prefix}{id}" in unread]
+    return bundle.given(names, prefix)
 
 
 class ChosenMethod:
@@ -56,17 +57,22 @@ class ChosenMethod:
     ) -> None:
         self.method = find_method(name, f"{prefix}method")
         self.name = name if isinstance(name, str) else self.method.__name__
-        given = given or {}
         own = own_settings(self.method)
-        values = {**{id: parameter.default for id, parameter in own.items()}, **(defaults or {}), **given}
-        self.settings = {id: values[id] for id in own}
-        missing = [f"--{prefix}{id}" for id, value in self.settings.items() if value is inspect.Parameter.empty]
+        values = {**(defaults or {}), **(given or {})}
+        self.settings: dict[str, Any] = {}
+        missing = []
+        for id, parameter in own.items():
+            self.settings[id] = values.get(id, parameter.default)
+            if self.settings[id] is parameter.empty:
+                missing.append(f"--{prefix}{id}")
         if missing:
             raise ValueError(f"`{prefix}method` {self.name} needs {', '.join(missing)}")
-        unread = [f"{prefix}{id}" for id in given if id not in own]
+        unread = [f"{prefix}{id}" for id in given or () if id not in own]
         if unread:
-            has = ", ".join(f"{prefix}{id}" for id in own) or "none"
-            logger.warning("nothing reads %s: the settings of the method %s are %s", ", ".join(unread), self.name, has)
+            has = [f"{prefix}{id}" for id in own] or ["none"]
+            logger.warning(
+                "nothing reads %s: the settings of the method %s are %s", ", ".join(unread), self.name, ", ".join(has)
+            )
 
     @classmethod
     def from_config(cls, name: str | Method, defaults: Mapping[str, Any] | None = None) -> ChosenMethod:

@@ -24,16 +24,44 @@ _PAIR = re.compile(r"[A-Za-z_]\w*=")
 
 # Ids that are also environment variables of the job script, in capitals, besides the settings of methods.
 HOW = (
-    *("fill", "fill_unit", "classes", "activation", "scale", "against"),
-    *("mask_batch_size", "amp", "channels_last", "compile", "network_id"),
+    "fill",
+    "fill_unit",
+    "classes",
+    "activation",
+    "scale",
+    "against",
+    "mask_batch_size",
+    "amp",
+    "channels_last",
+    "compile",
+    "network_id",
 )
-WHAT = (*("dataset_dir", "section", "checkpoint", "pixdim", "spatial_dims", "spatial_size", "channels", "batch_size"),)
+WHAT = (
+    "dataset_dir",
+    "section",
+    "checkpoint",
+    "pixdim",
+    "spatial_dims",
+    "spatial_size",
+    "channels",
+    "batch_size",
+)
 # Those that change no map, and so do not name the folder.
-MACHINERY = (
-    *("cache", "cache_dir", "num_workers", "processes", "device", "keep_memory"),
-    *("standard_error", "trust", "trust_steps", "strict", "store_dir", "debug"),
-    *writer_settings(),
-)
+MACHINERY = [
+    "cache",
+    "cache_dir",
+    "num_workers",
+    "processes",
+    "device",
+    "keep_memory",
+    "standard_error",
+    "trust",
+    "trust_steps",
+    "strict",
+    "store_dir",
+    "debug",
+]
+MACHINERY += writer_settings()
 
 
 def from_environment(environment: Mapping[str, str], words: Sequence[str] = ()) -> list[str]:
@@ -56,9 +84,8 @@ def from_environment(environment: Mapping[str, str], words: Sequence[str] = ()) 
     values = _given(environment, explains)
     output = environment.get("OUTPUT_DIR")
     sweep = environment.get("SWEEP_DIR") or f"{root}/sweep"
-    settings = {id.removeprefix("saliency_"): value for id, value in {**values, **_flags(words)}.items()}
-    name = folder_name({id: value for id, value in settings.items() if id not in MACHINERY})
-    values["saliency_dir" if explains else "output_dir"] = output or f"{sweep}/{name}"
+    folder = output or f"{sweep}/{_name_of_run(values, words)}"
+    values["saliency_dir" if explains else "output_dir"] = folder
     if environment.get("SPLIT"):
         values["saliency_split"] = environment["SPLIT"]
     cache = values.get("cache") or "disk"
@@ -66,8 +93,20 @@ def from_environment(environment: Mapping[str, str], words: Sequence[str] = ()) 
         values["cache_dir"] = _scratch(environment)
     elif not values.get("cache_dir") and cache == "disk" and not output and not explains:
         values["cache_dir"] = f"{sweep}/cache"  # scans are preprocessed once for all of a sweep
-    command = [environment.get("PYTHON") or "python", "-m", "monai.bundle", "run", run_id, "--bundle_root", root]
-    return [*command, "--config_file", repr(files), *(f"--{id}={value}" for id, value in values.items()), *words]
+    command = [environment.get("PYTHON") or "python", "-m", "monai.bundle", "run", run_id]
+    command += ["--bundle_root", root, "--config_file", repr(files)]
+    command += [f"--{id}={value}" for id, value in values.items()]
+    return command + list(words)
+
+
+def _name_of_run(values: Mapping[str, str], words: Sequence[str]) -> str:
+    """The name of a run's folder, by the variables and flags that decide its maps."""
+    settings = {}
+    for id, value in {**values, **_flags(words)}.items():
+        name = id.removeprefix("saliency_")
+        if name not in MACHINERY:
+            settings[name] = value
+    return folder_name(settings)
 
 
 def _config_files(environment: Mapping[str, str], root: str) -> list[str]:
@@ -85,13 +124,13 @@ def _given(environment: Mapping[str, str], explains: bool) -> dict[str, str]:
     method = environment.get("METHOD", AUTO)
     if method != AUTO and "." not in method:  # a method of one's own is found where the bundle runs
         find_method(method)
-    names = dict.fromkeys(["method", *all_settings(), *HOW, *WHAT, *MACHINERY])
     of_overlay = [*all_settings(), *Overlay.ids()] if explains else []
-    return {
-        f"saliency_{name}" if name in of_overlay else name: environment[name.upper()]
-        for name in names
-        if name.upper() in environment
-    }
+    values = {}
+    for name in ["method", *all_settings(), *HOW, *WHAT, *MACHINERY]:
+        value = environment.get(name.upper())
+        if value is not None:
+            values[f"saliency_{name}" if name in of_overlay else name] = value
+    return values
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:
@@ -124,6 +163,9 @@ def folder_name(settings: Mapping[str, Any]) -> str:
 
 def settings_of(folder: str) -> dict[str, str]:
     """The settings that name a folder, by id, in their order; none for a folder with another kind of name."""
-    # A value may have commas of its own.
-    pairs = [pair.partition("=") for pair in re.split(rf",(?={_PAIR.pattern})", folder)]
-    return {id: value for id, equals, value in pairs if equals} if _PAIR.match(folder) else {}
+    settings: dict[str, str] = {}
+    if _PAIR.match(folder):
+        # A value may have commas of its own.
+        for pair in re.split(rf",(?={_PAIR.pattern})", folder):
+            id, _, settings[id] = pair.partition("=")
+    return settings

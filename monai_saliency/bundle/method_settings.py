@@ -56,7 +56,10 @@ def own_settings(method: Method) -> dict[str, inspect.Parameter]:
 
 def all_settings() -> list[str]:
     """The ids of the settings of all methods of :mod:`monai_saliency.methods`."""
-    return list(dict.fromkeys(id for name in methods.__all__ for id in own_settings(getattr(methods, name))))
+    ids: dict[str, None] = {}
+    for name in methods.__all__:
+        ids |= dict.fromkeys(own_settings(getattr(methods, name)))
+    return list(ids)
 
 
 def describe(name: str | Method) -> str:

@@ -21,6 +21,7 @@ from monai.transforms.utils import convert_applied_interp_mode
 from monai.utils import ImageMetaKey, OptionalImportError, TraceKeys, WSIPatchKeys
 
 from monai_saliency.data.cohort import CaseIds
+from monai_saliency.handlers.saliency_handler import Item
 from monai_saliency.storage.dicom import holds_series, order_problem, series_files, series_id
 from monai_saliency.storage.scans import header_problem
 from monai_saliency.transforms.save import GRID_KEY, error_key, lies_on_scan
@@ -33,10 +34,14 @@ logger = logging.getLogger(__name__)
 
 def input_file(image: Any) -> Path | None:
     """The file, or the folder of slices, that an image was loaded from; None if it does not say."""
-    meta = image.meta if isinstance(image, MetaTensor) else {}
-    name = meta.get(ImageMetaKey.FILENAME_OR_OBJ, meta.get(WSIPatchKeys.PATH))
-    name = name[0] if isinstance(name, (list, tuple)) and name else name
-    return Path(name) if isinstance(name, (str, Path)) and str(name) and Path(name).exists() else None
+    if not isinstance(image, MetaTensor):
+        return None
+    name = image.meta.get(ImageMetaKey.FILENAME_OR_OBJ, image.meta.get(WSIPatchKeys.PATH))
+    if isinstance(name, (list, tuple)) and name:
+        name = name[0]
+    if not isinstance(name, (str, Path)) or not str(name):
+        return None
+    return Path(name) if Path(name).exists() else None
 
 
 class Placement:
@@ -67,7 +72,7 @@ class Placement:
         is_listed_once = bool(counts) and not self._twice
         self._is_whole = is_listed_once and len(counts) == _length(dataset) == _length(loader.dataset)
 
-    def name(self, case: dict[Hashable, Any], place: str) -> str:
+    def name(self, case: Item, place: str) -> str:
         """The name of a case: its file's path below the cohort's common folder, without its suffix unless two files
         differ only there. Then the corner of a patch, and the place if the file gives several cases. Empty for a
         case that was met in an earlier batch: a loader that ended early begins anew.
@@ -87,7 +92,7 @@ class Placement:
         is_alone = first == place and os.path.abspath(file) not in self._twice
         return name if is_alone else f"{name}-{place}"
 
-    def all_names(self, case: dict[Hashable, Any]) -> list[str]:
+    def all_names(self, case: Item) -> list[str]:
         """The names of all cases, if they are like this one; empty if the dataset does not list them."""
         image = case[self.image_key]
         if self._twice or input_file(image) is None or WSIPatchKeys.LOCATION in image.meta:
@@ -99,7 +104,7 @@ class Placement:
         name = self._ids(file)
         return series_id(name) if holds_series(file) else name
 
-    def problem_of(self, case: dict[Hashable, Any], dicom: bool) -> str | None:
+    def problem_of(self, case: Item, dicom: bool) -> str | None:
         """Why a case's map can lie nowhere, by its file's header; None if it can."""
         image = case[self.image_key]
         file = input_file(image)
@@ -111,7 +116,7 @@ class Placement:
                 return order_problem(series_files(file)) or header_problem(image)
         return header_problem(image)
 
-    def __call__(self, case: dict[Hashable, Any]) -> dict[Hashable, Any]:
+    def __call__(self, case: Item) -> Item:
         """A case with its maps on the scan's grid, or if no way leads there with the grid that they lie on."""
         image = case[self.image_key]
         if input_file(image) is None:
@@ -129,7 +134,7 @@ class Placement:
             placed[key] = back
         return placed
 
-    def _back(self, case: dict[Hashable, Any], key: Hashable) -> tuple[torch.Tensor | None, str]:
+    def _back(self, case: Item, key: Hashable) -> tuple[torch.Tensor | None, str]:
         """A map on its scan; None if no way leads there, and why."""
         kind = "preprocessing does" if isinstance(self.image_key, str) else "transforms of arrays do"
         problem = self.problem
@@ -143,7 +148,7 @@ class Placement:
                 return back, ""
         return None, f"the bundle's {kind} not lead back to the file's grid{problem and f' ({problem})'}"
 
-    def _keep(self, case: dict[Hashable, Any], reason: str) -> dict[Hashable, Any]:
+    def _keep(self, case: Item, reason: str) -> Item:
         """A case whose map stays on the grid of the network's input."""
         if reason not in self._said:
             self._said.add(reason)

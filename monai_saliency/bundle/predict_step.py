@@ -27,7 +27,7 @@ def is_lightning(value: Any) -> bool:
 class PredictStep:
     """The predict step of a Lightning module, which explains each batch right after it."""
 
-    def __init__(self, module: Any, network: torch.nn.Module | str | None, inferer: Any) -> None:
+    def __init__(self, module: Any, network: torch.nn.Module | None, inferer: Inferer | None) -> None:
         self.module = module
         self.network = _held_network(module, network)
         self._name = _held_inferer(module, inferer)
@@ -99,23 +99,23 @@ class PredictStep:
             hook.remove()  # it is not a part of the network that is explained
 
 
-def _held_network(module: torch.nn.Module, network: torch.nn.Module | str | None) -> torch.nn.Module:
+def _held_network(module: torch.nn.Module, network: torch.nn.Module | None) -> torch.nn.Module:
     """The network that a Lightning module holds."""
     if network is not None:
-        return module.get_submodule(network) if isinstance(network, str) else network
+        return network
     parts = {name: part for name, part in module.named_children() if [*part.parameters()]}
     if len(parts) == 1 and not [*module.parameters(recurse=False)]:
         return next(iter(parts.values()))
     raise ValueError(
         f"{type(module).__name__} has weights in {sorted(parts) or 'no part'}, so which network predicts is unknown: "
-        "give `network`, the part that the predict step calls, or its name"
+        "give `network`, the part that the predict step calls"
     )
 
 
 def _held_inferer(module: torch.nn.Module, inferer: Any) -> str | None:
     """The name of the inferer that a Lightning module holds; None if it holds none."""
     inferers = {name: value for name, value in vars(module).items() if isinstance(value, Inferer)}
-    names = [name for name, value in inferers.items() if inferer is None or value is inferer or name == inferer]
+    names = [name for name, value in inferers.items() if inferer is None or value is inferer]
     if len(names) > 1 or (inferer is not None and not names):
         raise ValueError(
             f"`inferer` must be the one that {type(module).__name__} predicts by, as one of its attributes "

@@ -53,8 +53,9 @@ class Call:
         """The call for a group of the images. Further tensors with a row an image keep the row of a single image."""
 
         def row(value: Any) -> Any:
-            has_rows = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == len(self.inputs)
-            return value[group[0] : group[0] + 1] if has_rows and len(group) == 1 else value
+            if len(group) > 1 or not isinstance(value, torch.Tensor) or value.ndim == 0:
+                return value
+            return value[group[0] : group[0] + 1] if len(value) == len(self.inputs) else value
 
         inputs = [self.inputs[i] for i in group]
         return Call(inputs, tree_map(row, tuple(self.args)), tree_map(row, dict(self.kwargs)))
@@ -115,10 +116,12 @@ class Replay(Inferer):
         self.kwargs = dict(call.kwargs)
 
     @staticmethod
-    def of(inferer: Any, call: Call) -> Inferer:
+    def of(inferer: Any, call: Call, all_boxes: bool = False) -> Inferer:
         """The inferer that explains a call: a ``SlidingWindowInferer`` itself if it takes no further inputs, else a
-        replay.
+        replay. With ``all_boxes`` a detector gives boxes of any score.
         """
+        if all_boxes:
+            inferer = _without_threshold(inferer)
         if getattr(inferer, "progress", False):
             # One bar for each batch of perturbed images would hide everything else.
             inferer = copy.copy(inferer)
@@ -129,8 +132,9 @@ class Replay(Inferer):
 
     def __call__(self, inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def repeated(value: Any) -> Any:
-            is_single = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == 1
-            return value.expand(len(inputs), *value.shape[1:]) if is_single else value
+            if not isinstance(value, torch.Tensor) or value.shape[:1] != (1,):
+                return value
+            return value.expand(len(inputs), *value.shape[1:])
 
         if not isinstance(self.inferer, SlidingWindowInferer):
             return self.inferer(inputs, network, *tree_map(repeated, self.args), **tree_map(repeated, self.kwargs))
@@ -139,6 +143,18 @@ class Replay(Inferer):
         if "condition" in further:
             further["condition"] = tree_map(repeated, further["condition"])
         return self.inferer(inputs, network, *self.args, **further)
+
+
+def _without_threshold(inferer: Any) -> Any:
+    """A copy of an inferer that holds a detector, whose boxes may have any score."""
+    inferer = copy.copy(inferer)
+    for name, part in vars(inferer).items():
+        if hasattr(part, "box_selector"):
+            detector = copy.copy(part)
+            detector.box_selector = copy.copy(part.box_selector)
+            detector.box_selector.score_thresh = 0.0
+            setattr(inferer, name, detector)
+    return inferer
 
 
 def own_inferer(evaluator: Any) -> Any:

@@ -102,11 +102,12 @@ class Sweep:
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write ``sweep.csv``, with a row for each setting, and ``sweep.png``."""
-        ids = list(dict.fromkeys(name for setting in self.settings for name in setting.values))
+        ids: dict[str, None] = {}
         rows = []
         for setting in self.settings:
-            figures = {name: f"{value:.10g}" for name, value in setting.figures.items()}
-            rows.append({"setting": setting.name, **setting.values, **figures})
+            ids |= dict.fromkeys(setting.values)
+            written = {name: f"{value:.10g}" for name, value in setting.figures.items()}
+            rows.append({"setting": setting.name, **setting.values, **written})
         table, picture = Path(folder) / "sweep.csv", Path(folder) / "sweep.png"
         write_csv(table, ["setting", *ids, *FIGURES], rows)
         with atomic_path(picture) as temporary:
@@ -155,8 +156,11 @@ def _in_order(setting: Setting) -> list[int | str]:
 def _agreement(setting: Setting, reference: Setting, case: str) -> float:
     """The mean correlation of two settings' maps of a case; NaN where they have nothing to compare."""
     ours, theirs = _maps(setting, case), _maps(reference, case)
-    correlations = [float(correlation(ours[key], theirs[key])) for key in ours if key in theirs]
-    defined = [value for value in correlations if np.isfinite(value)]  # a constant map has none
+    defined = []
+    for key in ours.keys() & theirs.keys():
+        value = float(correlation(ours[key], theirs[key]))
+        if np.isfinite(value):  # a constant map has none
+            defined.append(value)
     return float(np.mean(defined)) if defined else math.nan
 
 
@@ -167,8 +171,11 @@ def _maps(setting: Setting, case: str) -> dict[tuple[Any, ...], torch.Tensor]:
     if not rows or not path.is_file():
         return {}
     voxels, _ = read_map(path)
+    if len(rows) == 1:
+        voxels = voxels[..., None]
     maps = {}
-    for row, own in zip(rows, [voxels] if len(rows) == 1 else np.moveaxis(voxels, -1, 0), strict=False):
+    for number, row in enumerate(rows):
+        own = voxels[..., number]
         maps[row["class"], row["channel"], own.shape] = torch.tensor(own.reshape(1, -1)).double()
     return maps
 
@@ -195,5 +202,7 @@ def plot_sweep(sweep: Sweep) -> Figure:
 
 def _name(setting: Setting) -> str:
     """The name of a setting in the plot's legend."""
-    name = setting.name if len(setting.name) <= 60 else f"{setting.name[:57]}..."
+    name = setting.name
+    if len(name) > 60:
+        name = f"{name[:57]}..."
     return name if setting.complete else f"{name} ({len(setting.missing)} missing)"

@@ -104,9 +104,10 @@ def _check_complete(handler: SaliencyHandler, engine: Engine | None) -> None:
 
 
 def _print_figures(evaluator: SupervisedEvaluator) -> None:
-    numbers = {name: value for name, value in evaluator.state.metrics.items() if isinstance(value, (int, float))}
-    if numbers:
-        print("cohort: " + ", ".join(f"{name} {value:.7g}" for name, value in numbers.items()), flush=True)
+    metrics = evaluator.state.metrics.items()
+    figures = [f"{name} {value:.7g}" for name, value in metrics if isinstance(value, (int, float))]
+    if figures:
+        print(f"cohort: {', '.join(figures)}", flush=True)
 
 
 @contextmanager

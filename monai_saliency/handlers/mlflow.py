@@ -56,7 +56,6 @@ class Tracker:
         network_id: recorded in place of the fingerprint.
         output_dir: where pictures are.
         picture: whether the run draws them.
-        saliency_key: the end of their names.
     """
 
     handlers: Sequence[Any]
@@ -67,7 +66,6 @@ class Tracker:
     network_id: str | None = None
     output_dir: str | Path = "."
     picture: bool = True
-    saliency_key: str = "saliency"
     _runs: list[Any] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -114,13 +112,16 @@ class Tracker:
             handler.close()
 
     def _log_metrics(self, client: Any, run_id: str, rows: Sequence[dict[str, str]]) -> None:
-        values = [(name, value, 0) for name, value in figures(rows, len(self.failures.rows)).items()]
+        metric = require("mlflow.entities", extra="mlflow").Metric
+        now = int(time.time() * 1000)
+        metrics = []
+        for name, value in figures(rows, len(self.failures.rows)).items():
+            metrics.append(metric(name, value, now, 0))
         for step, row in enumerate(rows, start=1):
             for name in _CASE_METRICS:
-                if row[name]:
-                    values.append((f"case/{name}", float(_TRUTHS.get(row[name], row[name])), step))
-        metric, now = require("mlflow.entities", extra="mlflow").Metric, int(time.time() * 1000)
-        metrics = [metric(name, value, now, step) for name, value, step in values]
+                text = row[name]
+                if text:
+                    metrics.append(metric(f"case/{name}", float(_TRUTHS.get(text, text)), now, step))
         for start in range(0, len(metrics), _BATCH):
             client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
 
@@ -132,6 +133,6 @@ class Tracker:
             return
         for case in dict.fromkeys(row["case"] for row in rows):
             for kind in PICTURE_FORMATS:
-                picture = Path(self.output_dir) / f"{case}_{self.saliency_key}.{kind}"
+                picture = Path(self.output_dir) / f"{case}_saliency.{kind}"
                 if picture.is_file():
                     client.log_artifact(run_id, str(picture), (Path("pictures") / case).parent.as_posix())

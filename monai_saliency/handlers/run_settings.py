@@ -113,11 +113,13 @@ def note_settings(table: CaseTable, description: Mapping[str, str]) -> str:
 
 
 def _this_run() -> dict[str, str]:
-    versions = [f"{name} {version(name)}" for name in ("monai", "torch", "numpy", "nibabel")]
+    versions = [f"monai-saliency {__version__}"]
+    versions += [f"{name} {version(name)}" for name in ("monai", "torch", "numpy", "nibabel")]
+    versions.append(f"Python {platform.python_version()}")
     return {
         "date": datetime.now().astimezone().isoformat(" ", "minutes"),
         "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
-        "versions": ", ".join([f"monai-saliency {__version__}", *versions, f"Python {platform.python_version()}"]),
+        "versions": ", ".join(versions),
     }
 
 
@@ -143,6 +145,8 @@ def scan_mark(file: str | None) -> str:
     files: Any = file
     if file and format_of(file) is None and is_dicom(file):
         with suppress(OptionalImportError):  # a bundle may read it with another package
-            files = [*map(str, series_files(file))]
-    contents = sorted(content for _, content in input_files(files, checksum=True))
-    return sha256("".join(contents).encode()).hexdigest()[:8] if any(contents) else ""
+            files = [str(path) for path in series_files(file)]
+    hashes = sorted(content for _, content in input_files(files, checksum=True))
+    if not any(hashes):
+        return ""
+    return sha256("".join(hashes).encode()).hexdigest()[:8]

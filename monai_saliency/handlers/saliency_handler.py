@@ -43,7 +43,10 @@ from monai_saliency.utils.timing import Timestamp, stage
 if TYPE_CHECKING:
     from ignite.engine import Engine
 
-__all__ = ["Batch", "SaliencyHandler", "predictions_of"]
+__all__ = ["Batch", "Item", "SaliencyHandler", "predictions_of"]
+
+#: a case as transforms take it: values by key
+Item = dict[Any, Any]
 
 Events = require("ignite.engine", extra="bundle").Events
 logger = logging.getLogger(__name__)
@@ -57,7 +60,7 @@ class Batch:
     """Images that are explained together."""
 
     inputs: torch.Tensor
-    items: Sequence[dict[Any, Any]]
+    items: Sequence[Item]
     inferer: PerturbationInferer | None = None
     predictions: Sequence[Any] | None = None
     held: Mapping[Any, torch.Tensor] = field(default_factory=dict)
@@ -181,8 +184,10 @@ class SaliencyHandler:
     def __call__(self, engine: Engine) -> None:
         self._loader = getattr(engine, "data_loader", None)
         for batch in self.batches(engine):
-            predictions = batch.predictions or [None] * len(batch.items)
-            cases = [self._case_of(*case) for case in zip(batch.items, predictions, strict=True)]
+            cases = [self._case_of(item) for item in batch.items]
+            if batch.predictions is not None:
+                pairs = zip(cases, batch.predictions, strict=True)
+                cases = [replace(case, prediction=prediction) for case, prediction in pairs]
             self._open(engine, batch)
             write = partial(self._write_later, batch, cases)
             self.explainer.explain(batch.inputs, cases, write, batch.inferer, batch.held)
@@ -209,9 +214,10 @@ class SaliencyHandler:
     def batches(self, engine: Engine) -> Iterator[Batch]:
         """The batches to explain after one iteration of the evaluator."""
         output: Any = engine.state.output
-        images, items = output[self.image_key], decollate_batch(engine.state.batch)
-        chosen = choose_fill(self.inferer, self.explainer.network, self.first_cases(images))
-        self.inferer = self.explainer.inferer = chosen
+        images = output[self.image_key]
+        items = decollate_batch(engine.state.batch)
+        self.inferer = choose_fill(self.inferer, self.explainer.network, self.first_cases(images))
+        self.explainer.inferer = self.inferer
         for i, item in enumerate(items):
             item.setdefault("case", scan_name(images, i))
         yield Batch(images, items, predictions=self._predictions(engine, len(items)))
@@ -224,7 +230,7 @@ class SaliencyHandler:
             try:
                 item = {"case": str(index), **dataset[index]}
                 item.setdefault(self.label_key, item.get(label_key))
-                yield plain(item[self.image_key])[None].to(plain(like)), self._case_of(item, None)
+                yield plain(item[self.image_key])[None].to(plain(like)), self._case_of(item)
             except Exception as error:
                 logger.info("case %d of the cohort is left out of the first cases: %s", index, error)
 
@@ -236,7 +242,7 @@ class SaliencyHandler:
         output: Any = engine.state.output
         return predictions_of(output.get(CommonKeys.PRED), count)
 
-    def _case_of(self, item: dict[Any, Any], prediction: Any) -> Case:
+    def _case_of(self, item: Item) -> Case:
         image = item[self.image_key]
         return Case(
             str(item["case"]),
@@ -244,7 +250,6 @@ class SaliencyHandler:
             spacing=image_spacing(image[None]),
             file=image_file(image),
             affine=image_affine(image[None]),
-            prediction=prediction,
         )
 
     # What is written of a case. ---------------------------------------------------------------------------------------
@@ -259,21 +264,30 @@ class SaliencyHandler:
         """Copy a case to the host, so that the device's memory is free for the next case. What writes it; None if it
         fails here.
         """
-        item, mark = batch.items[explained.index], self._mark()
+        mark = self._mark()
         with self._listing(case.name):  # such as too little memory for the standard error
-            copied, explanation = _on_host(item, explained.explanation, self.saliency_key, self.standard_error_key)
-            took = _seconds(explained.start, Timestamp(explained.explanation.saliency.device), explained.count)
+            item, explanation = _on_host(
+                batch.items[explained.index], explained.explanation, self.saliency_key, self.standard_error_key
+            )
+            end = Timestamp(explained.explanation.saliency.device)
+            took = _seconds(explained.start, end, explained.count)
             trust = self._trust_rows(batch, case, explained)
-            return partial(self._write, copied, explanation, took, mark, trust)
+            return partial(self._write, item, explanation, took, mark, trust)
         return None
 
     def _trust_rows(self, batch: Batch, case: Case, explained: Explained) -> list[dict[str, Any]]:
         """How far to trust each map of a case; empty if this is not measured."""
         if self.trust is None:
             return []
-        image, label = plain(batch.inputs)[explained.index], self.label_of(batch.items[explained.index])
-        inferer, network = batch.inferer or self.inferer, self.explainer.network
-        measured = Trusted(explained.explanation, inferer, network, image, case, label, self.explainer.network_id)
+        measured = Trusted(
+            explained.explanation,
+            batch.inferer or self.inferer,
+            self.explainer.network,
+            plain(batch.inputs)[explained.index],
+            case,
+            self.label_of(batch.items[explained.index]),
+            self.explainer.network_id,
+        )
         return self.trust.rows(measured, self.summary)
 
     def _mark(self) -> str:
@@ -285,7 +299,7 @@ class SaliencyHandler:
             self._marks[known] = note_settings(self.summary, description)
         return self._marks[known]
 
-    def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:
+    def label_of(self, item: Item) -> Callable[[], torch.Tensor] | None:
         """A function that reads the label map ``(1, *spatial)`` of a case on the image's grid; None without one."""
         return label_on_grid(item, self.image_key)
 
@@ -298,7 +312,7 @@ class SaliencyHandler:
             self.failures.add(case, "explain", error)
 
     def _write(
-        self, item: dict[Any, Any], explanation: Explanation, took: Callable[[], float], mark: str, trust: Sequence[Any]
+        self, item: Item, explanation: Explanation, took: Callable[[], float], mark: str, trust: Sequence[Any]
     ) -> None:
         """Write a case, in the background."""
         # This thread has its own mode, and never needs gradients.
@@ -326,14 +340,14 @@ class SaliencyHandler:
             verdicts = dict.fromkeys(row["verdict"] for row in rows if row["verdict"])
             self._report_case("\n".join([title, *verdicts]), explanation, seconds)
 
-    def _check_inversion(self, case: str, item: dict[Any, Any]) -> None:
+    def _check_inversion(self, case: str, item: Item) -> None:
         """Refuse a preprocessing that the map's way back does not lead through."""
         for step in steps_of(self.postprocessing):
             if isinstance(step, Invertd) and self.saliency_key in step.keys:
                 check_inversion(case, steps_of(step.transform))
 
     def _rows(
-        self, item: dict[Any, Any], done: Mapping[Any, Any], explanation: Explanation, seconds: float, mark: str
+        self, item: Item, done: Mapping[Any, Any], explanation: Explanation, seconds: float, mark: str
     ) -> list[dict[str, Any]]:
         """The rows of the summary, of a case before and after its postprocessing."""
         image, maps = item[self.image_key], done[self.saliency_key]
@@ -355,10 +369,12 @@ class SaliencyHandler:
         """Print one line of a case that is done."""
         if not self._is_shown:
             return
-        progress, number = self.explainer.progress, len(self.explained) + len(self.failures.rows)
-        of = "" if progress.cases is None else f" of {progress.cases}"
+        progress = self.explainer.progress
+        number = f"case {len(self.explained) + len(self.failures.rows)}"
+        if progress.cases is not None:
+            number = f"{number} of {progress.cases}"
         words = title.replace("\n", ": ", 1).replace("\n", ", ")
-        progress.say(f"case {number}{of}, {words}; {explanation.num_forwards} forwards, {seconds:.1f} s")
+        progress.say(f"{number}, {words}; {explanation.num_forwards} forwards, {seconds:.1f} s")
 
     def withdraw(self, case: str) -> None:
         """Remove the row of a case, its map and its picture, which an earlier run may have written of another scan."""
@@ -388,7 +404,8 @@ class SaliencyHandler:
         rows, marks = self.summary.read(), set(self._marks.values())
         if alike and marks:
             rows = [row for row in rows if row["settings"] in marks]
-        ended = {*self.explained, *(row["case"] for row in [*rows, *self.failures.since()])}
+        ended = {row["case"] for row in [*rows, *self.failures.since()]}
+        ended.update(self.explained)
         return [case for case in dict.fromkeys(self.explainer.waiting) if case not in ended]
 
     def figures(self) -> dict[str, float]:
@@ -413,9 +430,7 @@ def predictions_of(output: Any, count: int) -> Sequence[Any] | None:
     return [rows(output, index, index + 1, count) for index in range(count)]
 
 
-def _on_host(
-    item: dict[Any, Any], explanation: Explanation, saliency_key: Any, error_key: Any
-) -> tuple[dict[Any, Any], Explanation]:
+def _on_host(item: Item, explanation: Explanation, saliency_key: Any, error_key: Any) -> tuple[Item, Explanation]:
     """An explained case in the host's memory, or on its way there: on CUDA nothing waits for the copies here."""
     copied = {key: value for key, value in item.items() if key != error_key}
     copied |= {**explanation.maps_beside(error_key), saliency_key: explanation.saliency}

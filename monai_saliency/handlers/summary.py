@@ -16,7 +16,7 @@ from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.storage.label_maps import load_label
 from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
 from monai_saliency.storage.tables import CaseTable as Summary
-from monai_saliency.visualize.legend import Legend, is_noise, legends_of
+from monai_saliency.visualize.legend import is_noise, legends_of
 
 __all__ = ["COLUMNS", "Summary", "figures", "summarize"]
 
@@ -107,9 +107,11 @@ def _for_each_map(values: torch.Tensor | None, count: int) -> list[Any]:
 
 def _verdicts(explanation: Explanation, maps: np.ndarray, errors: torch.Tensor | None) -> list[str]:
     """A sentence for each map that shows nothing, or that may be chance; else empty."""
-    errors_of = [None] * len(maps) if errors is None else errors.numpy(force=True)
-    legends = legends_of(explanation, maps)
-    return [Legend.verdict(*of_map) for of_map in zip(legends, maps, errors_of, strict=True)]
+    verdicts = []
+    for number, (legend, saliency) in enumerate(zip(legends_of(explanation, maps), maps, strict=True)):
+        error = None if errors is None else errors[number].numpy(force=True)
+        verdicts.append(legend.verdict(saliency, error))
+    return verdicts
 
 
 def _in_label(case: str, mm: np.ndarray, path: Any, image: torch.Tensor | None) -> bool | str:
@@ -139,18 +141,23 @@ def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, floa
         ``maps_of_noise``.
     """
     # All rows of a case have the same forwards and seconds.
-    by_case = {row["case"]: row for row in rows}
-    values: dict[str, float] = {"cases": len(by_case), "failures": failures}
+    cases = {row["case"]: row for row in rows}.values()
+    values: dict[str, float] = {"cases": len(cases), "failures": failures}
     for name in ("forwards", "seconds"):
-        values[name] = float(np.nansum([float(row[name]) for row in by_case.values()]))
+        values[name] = float(np.nansum([float(row[name]) for row in cases]))
     if rows:
-        values["mean_score"] = float(np.mean([float(row["score"]) for row in rows]))
+        values["mean_score"] = _mean(rows, "score")
     if len({row.get("unit") for row in rows}) == 1:  # probabilities and log-odds have no mean
-        values["mean_peak_saliency"] = float(np.mean([float(row["peak_saliency"]) for row in rows]))
-    in_label = [str(row["peak_in_label"]) == "True" for row in rows if str(row["peak_in_label"])]
-    if in_label:
-        values["peak_in_label"] = float(np.mean(in_label))
+        values["mean_peak_saliency"] = _mean(rows, "peak_saliency")
+    in_label = [str(row["peak_in_label"]) for row in rows]
+    known = in_label.count("True") + in_label.count("False")
+    if known:
+        values["peak_in_label"] = in_label.count("True") / known
     noise = sum(map(is_noise, rows))
     if noise:
         values["maps_of_noise"] = noise
     return values
+
+
+def _mean(rows: Sequence[dict[str, Any]], column: str) -> float:
+    return float(np.mean([float(row[column]) for row in rows]))

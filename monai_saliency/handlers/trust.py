@@ -25,6 +25,7 @@ from monai_saliency.fills.simple import BlurFill, MeanFill
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.metrics.agreement import rank_correlation
+from monai_saliency.metrics.base import SaliencyMetric
 from monai_saliency.metrics.control_maps import controls
 from monai_saliency.metrics.method_checks import Repeatability, randomised, resemblance
 from monai_saliency.metrics.peak import peak_voxel
@@ -42,6 +43,9 @@ from monai_saliency.utils.timing import stage
 __all__ = ["Trust", "Trusted", "label_on_grid"]
 
 logger = logging.getLogger(__name__)
+
+# Of the randomised network, of the other masks (the next one, if the map has this one) and of the random control.
+_SEED = 1
 
 
 @dataclass(frozen=True)
@@ -66,25 +70,22 @@ class Trust:
 
     Args:
         steps: perturbed images of each insertion and deletion curve, at least 1.
-        seed: of the randomised network, of the other masks (the next one, if the map has this one) and of the random
-            control.
 
     Raises:
-        ValueError: when an argument is out of its range.
+        ValueError: when it is out of its range.
     """
 
-    def __init__(self, steps: int = 20, seed: int = 1) -> None:
+    def __init__(self, steps: int = 20) -> None:
         self.steps = whole_number("steps", steps, 1)
-        self.seed = whole_number("seed", seed, 0)
 
     def rows(self, case: Trusted, table: CaseTable) -> list[dict[str, Any]]:
         """The figures of each map of a case: from the table if they are of the same map, else measured."""
         mark = self.mark(case)
-        if mark:
-            rows = [row for row in table.read() if row["case"] == case.case.name and row.get("trust_of", "") == mark]
-            if len(rows) == len(case.explanation.saliency) and not any(row["trust_problem"] for row in rows):
-                return [{name: row.get(name, "") for name in TRUST_COLUMNS} for row in rows]
-        return self.figures(case, mark)
+        rows = []
+        for row in table.read():
+            if mark and row["case"] == case.case.name and row.get("trust_of") == mark and not row["trust_problem"]:
+                rows.append({name: row.get(name, "") for name in TRUST_COLUMNS})
+        return rows if len(rows) == len(case.explanation.saliency) else self.figures(case, mark)
 
     def mark(self, case: Trusted) -> str:
         """Sixteen hexadecimal digits of all that decides a case's figures; empty where that is not known."""
@@ -97,7 +98,7 @@ class Trust:
                 isinstance(inferer.fill, CaseFill),
             )
             label = None if case.label is None else plain(case.label()).cpu()
-            return fingerprint([scores, label, self.steps, self.seed])[:16]
+            return fingerprint([scores, label, self.steps, _SEED])[:16]
         except Exception as error:  # such as of the label, which the figures report
             logger.info("case %s: its figures of trust have no mark: %s", case.case.name, error)
             return ""
@@ -202,7 +203,7 @@ class _Figures:
         self.figures["relative_error"], self.figures["peak_to_error"] = relative, peaks
 
     def _other_seed(self) -> None:
-        for seed in (self.trust.seed, self.trust.seed + 1):
+        for seed in (_SEED, _SEED + 1):
             with suppress(ValueError):  # this very seed, or masks without one
                 other = Repeatability(self.inferer, self.given.network, seed).inferers[0]
                 break
@@ -220,12 +221,12 @@ class _Figures:
 
     def _other_network(self) -> None:
         network: Any = self.given.network
-        other = self._again(self.inferer, randomised(network, self.trust.seed))
+        other = self._again(self.inferer, randomised(network, _SEED))
         self.figures["randomised"] = resemblance(self.maps[0], other[0]).tolist()
         self.compared["_randomised"] = other
 
     def _controls(self) -> None:
-        for name, maps in controls(self.image, self.maps, self.trust.seed).items():
+        for name, maps in controls(self.image, self.maps, _SEED).items():
             self.compared[f"_{name}"] = maps
 
     def _areas(self, name: str, kind: Callable[..., Insertion | Deletion]) -> None:
@@ -247,8 +248,12 @@ class _Figures:
         self.figures["labelled"] = [voxels > 0] * self.maps.shape[1]
         if not voxels:
             return
-        leakage = Leakage(top=voxels / label.numel())
-        metrics = {"pointing": Pointing(), "mass": MassInLabel(), "leakage": leakage, "auprc": AUPRC()}
+        metrics: dict[str, SaliencyMetric] = {
+            "pointing": Pointing(),
+            "mass": MassInLabel(),
+            "leakage": Leakage(top=voxels / label.numel()),
+            "auprc": AUPRC(),
+        }
         for name, metric in metrics.items():
             for ending, maps in self.compared.items():
                 self.figures[name + ending] = metric.compute(maps, label)[0].tolist()
@@ -262,8 +267,9 @@ def _drawn(values: Any) -> list[float]:
 def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch.Tensor] | None:
     """A function that reads a case's label map on the grid of its image, by nearest neighbour."""
     label, image = item.get("label"), item[image_key]
-    if isinstance(label, torch.Tensor) and label.shape[1:] == image.shape[1:]:
-        return cache(partial(_own, label, image))
+    if isinstance(label, torch.Tensor):
+        is_on_grid = label.shape[1:] == image.shape[1:]
+        return cache(partial(_own, label, image)) if is_on_grid else None
     if isinstance(label, (str, Path)) and str(label) and isinstance(image, MetaTensor):
         return cache(partial(_resampled, label, image))
     return None

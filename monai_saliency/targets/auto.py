@@ -29,7 +29,7 @@ from monai_saliency.targets.regions import Labels
 from monai_saliency.targets.segmentation import PredictedRegionScore
 from monai_saliency.utils.arguments import check_option, indices, whole_number
 
-__all__ = ["AutoTarget", "Choice"]
+__all__ = ["AutoTarget", "Choice", "finds_nothing"]
 
 logger = logging.getLogger(__name__)
 
@@ -349,6 +349,13 @@ def _detections(output: Any) -> bool:
     return isinstance(output, Mapping) and any(
         "box" in str(key).lower() and isinstance(part, torch.Tensor) and part.shape[-1:] in ((4,), (6,), (0,))
         for key, part in output.items()
+    )
+
+
+def finds_nothing(output: Any) -> bool:
+    """Whether a detector's output for one image holds no box."""
+    return _detections(output) and not any(
+        len(part) for key, part in output.items() if "box" in str(key).lower() and isinstance(part, torch.Tensor)
     )
 
 

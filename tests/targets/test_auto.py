@@ -10,6 +10,7 @@ from monai.apps.vista3d.transforms import VistaPostTransformd
 
 import monai_saliency as ms
 from monai_saliency.errors import CaseError
+from monai_saliency.targets.auto import finds_nothing
 from monai_saliency.targets.postprocessing import Reading, read_postprocessing
 
 FLAT, SOLID = ms.Case("flat", torch.zeros(1, 4, 4)), ms.Case("solid", torch.zeros(1, 4, 4, 4))
@@ -284,8 +285,10 @@ def test_boxes_are_explained_where_sure_else_the_surest() -> None:
     assert ms.AutoTarget().bind(detections([0.9, 0.2, 0.6]), SOLID)(detections([0.9, 0.2, 0.6])).shape == (1, 2)
     unsure = ms.AutoTarget().bind(detections([0.1, 0.2]), SOLID)
     torch.testing.assert_close(unsure(detections([0.1, 0.2])), torch.tensor([[0.2]]))
-    with pytest.raises(ValueError, match="it finds no box"):
-        ms.AutoTarget().bind([{key: value[:0] for key, value in detections([0.1])[0].items()}], SOLID)
+    assert finds_nothing({key: value[:0] for key, value in detections([0.1])[0].items()})
+    assert not finds_nothing(detections([0.1])[0])
+    assert finds_nothing({"boxes": torch.zeros(0), "scores": torch.zeros(0)})
+    assert not finds_nothing(torch.zeros(0, 4))
     with pytest.raises(ValueError, match="`classes` chooses no boxes: leave it out"):
         ms.AutoTarget(classes=[1]).choose(detections([0.9]), SOLID)
     with pytest.raises(ValueError, match="`activation` changes no boxes"):
