@@ -76,7 +76,11 @@ class Tracker:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        status = "FINISHED" if error is None else "FAILED" if isinstance(error, Exception) else "KILLED"
+        status = "KILLED"
+        if error is None:
+            status = "FINISHED"
+        elif isinstance(error, Exception):
+            status = "FAILED"
         for handler, run in zip(self.handlers, self._runs, strict=True):
             self._finish(handler, run, status)
 

@@ -49,9 +49,11 @@ def described(
     found: dict[str, str] = {}
     for name in ("masks", "fill", "target", "estimator", "inferer", "inputs", "output", "autocast"):
         _describe(getattr(inferer, name), name, found)
-    found |= {f"network.{name}": str(value) for name, value in runtime_settings(network).items()}
+    for name, value in runtime_settings(network).items():
+        found[f"network.{name}"] = str(value)
     network = plain_network(network)
-    found["network"] = f"{type(network).__name__} {(network_fingerprint(network, network_id) or 'unknown')[:8]}"
+    weights = network_fingerprint(network, network_id) or "unknown"
+    found["network"] = f"{type(network).__name__} {weights[:8]}"
     dataset = getattr(loader, "dataset", None)
     while dataset is not None and getattr(dataset, "transform", None) is None:
         dataset = getattr(dataset, "dataset", None)
@@ -87,8 +89,11 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
         return enumerate(value)
     if isinstance(value, (*_PLAIN, torch.Tensor, np.ndarray, torch.nn.Module)) or hasattr(value, "__qualname__"):
         return ()
-    attributes = sorted(getattr(value, "__dict__", {}).items())
-    return [(name, part) for name, part in attributes if not name.startswith("_") and name not in _NO_MATTER]
+    parts = []
+    for name, part in sorted(getattr(value, "__dict__", {}).items()):
+        if not name.startswith("_") and name not in _NO_MATTER:
+            parts.append((name, part))
+    return parts
 
 
 def note_settings(table: CaseTable, description: Mapping[str, str]) -> str:

@@ -432,9 +432,13 @@ def predictions_of(output: Any, count: int) -> Sequence[Any] | None:
 
 def _on_host(item: Item, explanation: Explanation, saliency_key: Any, error_key: Any) -> tuple[Item, Explanation]:
     """An explained case in the host's memory, or on its way there: on CUDA nothing waits for the copies here."""
-    copied = {key: value for key, value in item.items() if key != error_key}
-    copied |= {**explanation.maps_beside(error_key), saliency_key: explanation.saliency}
-    copied = {key: to_host(value) if isinstance(value, torch.Tensor) else value for key, value in copied.items()}
+    whole = dict(item)
+    whole.pop(error_key, None)
+    whole |= explanation.maps_beside(error_key)
+    whole[saliency_key] = explanation.saliency
+    copied = {}
+    for key, value in whole.items():
+        copied[key] = to_host(value) if isinstance(value, torch.Tensor) else value
     changes: dict[str, Any] = {"saliency": copied[saliency_key], "disagreement": copied.get("disagreement")}
     for name in ("scores", "reference_scores", "hidden_scores", "noise"):
         value = getattr(explanation, name)
@@ -453,14 +457,18 @@ def _title(explanation: Explanation) -> str:
     described = target.describe()
     words = []
     if "prediction" in described:
-        probability = f" ({described['probability']:.3f})" if "probability" in described else ""
-        words.append(f"predicted {described['prediction']}{probability}")
-    scores = explanation.reference_scores.tolist()
-    of_score = zip(target.labels, target.quantities(), scores, strict=True)
-    figures_of = [f"{label_name(label)} scores {_figure(quantity, score)}" for label, quantity, score in of_score]
-    words.append(f"explained: {', '.join(figures_of)}")
-    lines = [explanation.name, ", ".join(words), explanation.fill_problem]
-    return "\n".join(line for line in lines if line)
+        words.append(f"predicted {described['prediction']}")
+        if "probability" in described:
+            words[-1] += f" ({described['probability']:.3f})"
+    scores = []
+    of_score = zip(target.labels, target.quantities(), explanation.reference_scores.tolist(), strict=True)
+    for label, quantity, score in of_score:
+        scores.append(f"{label_name(label)} scores {_figure(quantity, score)}")
+    words.append(f"explained: {', '.join(scores)}")
+    lines = [explanation.name, ", ".join(words)]
+    if explanation.fill_problem:
+        lines.append(explanation.fill_problem)
+    return "\n".join(lines)
 
 
 def _figure(quantity: Quantity, score: float) -> str:
