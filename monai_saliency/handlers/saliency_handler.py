@@ -320,27 +320,19 @@ class SaliencyHandler:
             seconds = took()  # and the copies are there
             for key in {self.saliency_key, self.standard_error_key, "disagreement"} & item.keys():
                 item[key] = MetaTensor(item[key]).copy_meta_from(item[self.image_key])
-            item |= {"explanation": explanation, "title": _title(explanation), "settings": mark, "method": self._method}
-            for step in steps_of(self.postprocessing):
-                if isinstance(step, Invertd) and self.saliency_key in step.keys:
-                    check_inversion(explanation.name, steps_of(step.transform))
-            done = self.postprocessing(item)
-            maps, errors = done[self.saliency_key], done.get(self.standard_error_key)
-            if self.summary is not None:
-                image = item[self.image_key]
-                # Images without a file are identified by their voxels.
-                scan = scan_mark(image_file(image)) or fingerprint(plain(image))[:8]
-                arrays = maps.numpy(force=True), affine_in_mm(maps), item.get("label")
-                found = summarize(explanation.name, explanation, *arrays, seconds, mark, scan, image, errors)
-                item["title"] += "".join(f"\n{verdict}" for verdict in {row["verdict"]: 0 for row in found} if verdict)
-                self.summary.add([row | more for row, more in zip(found, trust or [{}] * len(found), strict=True)])
-            if self.failures is not None:
-                self.failures.remove(explanation.name)
+            title = _title(explanation)
+            item |= {"explanation": explanation, "title": title, "settings": mark, "method": self.method}
+            self._check_inversion(explanation.name)
+            rows = self._rows(item, self.postprocessing(item), explanation, seconds, mark)
+            if trust:
+                rows = [row | measured for row, measured in zip(rows, trust, strict=True)]
+            self.summary.add(rows)
+            self.failures.remove(explanation.name)
             self.explainer.explained.append(explanation.name)
             verdicts = dict.fromkeys(row["verdict"] for row in rows if row["verdict"])
             self._report_case("\n".join([title, *verdicts]), explanation, seconds)
 
-    def _check_inversion(self, case: str, item: Item) -> None:
+    def _check_inversion(self, case: str) -> None:
         """Refuse a preprocessing that the map's way back does not lead through."""
         for step in steps_of(self.postprocessing):
             if isinstance(step, Invertd) and self.saliency_key in step.keys:

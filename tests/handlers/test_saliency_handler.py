@@ -143,9 +143,9 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(stored: bool, tmp_path: 
     beside.parent.mkdir()
     beside.write_text("of somebody else")
     writers = Compose([SaveSaliencyd("saliency", inside), SaveDicomd("saliency", inside, dicom=False)])
-    settings: dict[str, Any] = {"failures": Failures(inside / "failures.csv")}
-    settings |= {"store": ScoreStore(inside / "scores"), "network_id": "brightness"} if stored else {}
-    handler: Any = SaliencyHandler(sliding_window(3, 3, target=ClassScore(0, "none")), brightness, writers, **settings)
+    kept: dict[str, Any] = {"store": ScoreStore(inside / "scores"), "network_id": "brightness"} if stored else {}
+    explain = sliding_window(3, 3, target=ClassScore(0, "none"))
+    handler = handler_of(inside, explain, brightness, writers, strict=False, **kept)
     batch = list_data_collate(items)
     handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
     handler.finish()
@@ -179,10 +179,7 @@ def test_a_preprocessing_that_does_not_lead_back_is_refused(tmp_path: Path) -> N
     for folder in ("ours", "theirs"):
         (row,) = rows_of(tmp_path / folder / "failures.csv")
         assert row["case"] == "scan"
-        assert (
-            "cannot be inverted, so the map would lie elsewhere: recompute_affine=True of Spacingd"
-            in row["error"]
-        )
+        assert "cannot be inverted, so the map would lie elsewhere: recompute_affine=True of Spacingd" in row["error"]
         assert not list((tmp_path / folder).glob("*.nii.gz"))
 
 
