@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("words", nargs="*", metavar="-- --ID VALUE", help="flags of the bundle, such as --method rise")
 
     made = command(_overlay, "print the path of a config for the --config_file list of a bundle")
-    made.add_argument("name", choices=overlays(), metavar="NAME", help=f"one of: {', '.join(overlays())}")
+    made.add_argument("name", metavar="NAME", help=f"one of: {', '.join(overlays())}")
 
     made = command(_methods, "list the methods and their settings, which are flags of a bundle")
     made.add_argument("names", nargs="*", metavar="NAME", help="a method, or the dotted path of your own")
@@ -77,8 +77,6 @@ def _parser() -> argparse.ArgumentParser:
 
     made = command(_gather, "make one table and one plot of the settings of a sweep")
     made.add_argument("sweep_dir", metavar="SWEEP_DIR", help="the folder with a folder for each setting")
-    words = "the setting that the others are compared with; by default the one with the most forwards a case"
-    made.add_argument("--reference", metavar="SETTING", help=words)
 
     command(_bundle, "print the folder of the demo's bundle, which has slurm/explain.sbatch")
 
@@ -114,15 +112,10 @@ def _overlay(name: str) -> None:
 
 
 def _methods(names: Sequence[str]) -> None:
-    from monai_saliency.bundle.method_help import read_methods
+    from monai_saliency import methods
+    from monai_saliency.bundle.method_settings import describe
 
-    found = read_methods() if "monai_saliency.methods" not in sys.modules else {}
-    if not found or not {*names} <= found.keys():
-        from monai_saliency import methods
-        from monai_saliency.bundle.chosen_method import describe
-
-        found = {name: describe(name) for name in names or methods.__all__}
-    print("\n".join(found[name] for name in names or found))
+    print("\n".join(describe(name) for name in names or methods.__all__))
 
 
 def _command(words: Sequence[str]) -> None:
@@ -141,10 +134,10 @@ def _report(folders: Sequence[str], output_dir: str | None) -> None:
     print(write_report(folders[0]) if output_dir is None else write_comparison(folders, output_dir))
 
 
-def _gather(sweep_dir: str, reference: str | None) -> bool:
+def _gather(sweep_dir: str) -> bool:
     from monai_saliency.bundle.sweep import gather
 
-    sweep = gather(sweep_dir, reference)
+    sweep = gather(sweep_dir)
     written = sweep.write(sweep_dir)
     print(sweep)
     print("written: " + ", ".join(map(str, written)))

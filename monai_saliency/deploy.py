@@ -63,20 +63,15 @@ class SeriesExplainer:
                 spacings in its affine, so this is also raised where pixels are not square.
             CaseError: when the volume cannot be explained.
         """
-        files = [each.filename for each in slices]
-        affine = _affine_of(metadata)
+        files = [dicom.filename for dicom in slices]
         series = read_series(files)
-        if volume.T.shape != series.shape or not np.allclose(affine, series.affine, rtol=0, atol=1e-3):
-            raise AdviceError(
-                f"the image of shape {volume.T.shape}, affine {affine.round(3).tolist()}, does not lie on its series "
-                f"{tuple(series.shape)}, {series.affine.numpy().round(3).tolist()}: connect "
-                "DICOMSeriesToVolumeOperator, and resample a series whose pixels are not square, which it misplaces"
-            )
+        _check_place(volume, _affine_of(metadata), series)
         voxels = torch.from_numpy(np.ascontiguousarray(volume.T[None]).astype(np.float32))
-        meta = {"filename_or_obj": str(files[0])}
-        name = series_id(str(slices[0].SeriesInstanceUID))
-        item = self.preprocessing({"image": MetaTensor(voxels, affine=series.affine, meta=meta)})
-        saved = SaveDicomd("saliency", self.output_folder, self.scale)(self._mapped(item | {"case": name}))
+        image = MetaTensor(voxels, affine=series.affine, meta={"filename_or_obj": str(files[0])})
+        item = self.preprocessing({"image": image})
+        item["case"] = series_id(str(slices[0].SeriesInstanceUID))
+        save = SaveDicomd("saliency", self.output_folder, self.scale)
+        saved = save(self._mapped(item))
         return saved["saliency"].numpy(force=True).transpose(0, 3, 2, 1)
 
     def _mapped(self, item: dict[Any, Any]) -> dict[Any, Any]:
@@ -84,7 +79,8 @@ class SeriesExplainer:
         image = item["image"]
         case = Case.of(image[None], name=item["case"])
         (explanation,) = self.explain.explain(image[None].to(self.device), self.network, cases=[case])
-        item |= {"explanation": explanation, "saliency": with_meta_of(image, explanation.saliency.to(image.device))}
+        item["explanation"] = explanation
+        item["saliency"] = with_meta_of(image, explanation.saliency.to(image.device))
         nearest = self.explain.masks.by_region
         return Invertd("saliency", self.preprocessing, orig_keys="image", nearest_interp=nearest)(item)
 
@@ -92,7 +88,19 @@ class SeriesExplainer:
 def _affine_of(metadata: Mapping[str, Any]) -> np.ndarray:
     """The affine of an image of the SDK, to RAS; NaN where it has none."""
     affine = np.asarray(metadata.get("affine", np.full((4, 4), np.nan)), dtype=np.float64)
-    return np.diag([-1.0, -1, 1, 1]) @ affine if metadata.get("space") == "LPS" else affine
+    if metadata.get("space") == "LPS":
+        affine = np.diag([-1.0, -1, 1, 1]) @ affine
+    return affine
+
+
+def _check_place(volume: np.ndarray, affine: np.ndarray, series: Any) -> None:
+    """Refuse a volume ``(slices, rows, columns)`` that does not lie on its series ``(columns, rows, slices)``."""
+    if volume.T.shape != series.shape or not np.allclose(affine, series.affine, rtol=0, atol=1e-3):
+        raise AdviceError(
+            f"the image of shape {volume.T.shape}, affine {affine.round(3).tolist()}, does not lie on its series "
+            f"{tuple(series.shape)}, {series.affine.numpy().round(3).tolist()}: connect "
+            "DICOMSeriesToVolumeOperator, and resample a series whose pixels are not square, which it misplaces"
+        )
 
 
 def saliency_operator(fragment: Any, explain: SeriesExplainer, **settings: Any) -> Any:
@@ -138,13 +146,15 @@ def _operator_class() -> type:
             spec.output("saliency_image").condition(core.ConditionType.NONE)
 
         def compute(self, op_input: Any, op_output: Any, context: Any) -> None:
-            image, studies = (op_input.receive(name) for name in ("image", "study_selected_series_list"))
-            series = [each.series for study in studies for each in study.selected_series]
-            if len(series) != 1:
-                raise AdviceError(f"1 selected DICOM series is explained, got {len(series)}: select it by a rule")
-            slices = [each.get_native_sop_instance() for each in series[0].get_sop_instances()]
+            image = op_input.receive("image")
+            selected = []
+            for study in op_input.receive("study_selected_series_list"):
+                selected += study.selected_series
+            if len(selected) != 1:
+                raise AdviceError(f"1 selected DICOM series is explained, got {len(selected)}: select it by a rule")
+            slices = [instance.get_native_sop_instance() for instance in selected[0].series.get_sop_instances()]
             maps = self.explain(image.asnumpy(), image.metadata(), slices)
-            made = maps[0] if len(maps) == 1 else maps
-            op_output.emit(type(image)(made, image.metadata()), "saliency_image")
+            saliency = maps[0] if len(maps) == 1 else maps
+            op_output.emit(type(image)(saliency, image.metadata()), "saliency_image")
 
     return SaliencyOperator

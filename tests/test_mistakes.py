@@ -17,6 +17,8 @@ from monai.transforms import Compose
 import monai_saliency as ms
 from monai_saliency import data, metrics, transforms
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
+from monai_saliency.handlers.summary import Summary
+from monai_saliency.storage.tables import Failures
 
 NAN, INF = math.nan, math.inf
 TARGET = ms.FunctionScore(lambda output: output)
@@ -50,6 +52,7 @@ def loader(**changes: Any) -> Any:
 
 def handler(**changes: Any) -> Any:
     settings = {"inferer": window(), "network": NETWORK, "postprocessing": Compose([])}
+    settings |= {"summary": Summary("nowhere/summary.csv"), "failures": Failures("nowhere/failures.csv")}
     return SaliencyHandler(**settings | changes)
 
 

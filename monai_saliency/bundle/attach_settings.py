@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from monai.transforms import Compose
 
-from monai_saliency.bundle.chosen_method import AUTO, MethodChoice, all_settings, find_method, own_settings
+from monai_saliency.bundle.chosen_method import AUTO, ChosenMethod, choose_method
+from monai_saliency.bundle.method_settings import all_settings, find_method, own_settings
 from monai_saliency.bundle.replay import own_inferer
 from monai_saliency.distributed.base import Engine as SharingEngine
 from monai_saliency.fills.named import fill_in_unit
@@ -49,7 +50,7 @@ class AttachSettings:
         against: of the automatic target: a class that the others are explained against.
         method: the name of a function of :mod:`monai_saliency.methods`, the dotted path of your own function, or
             ``"auto"``: ``focused_rise``, or what has the settings that are given
-            (:class:`~monai_saliency.bundle.chosen_method.MethodChoice`).
+            (:class:`~monai_saliency.bundle.chosen_method.choose_method`).
         fill: what hides a voxel: a number, a fill or its name, or ``"auto"``: chosen on the first three cases
             (:func:`~monai_saliency.inferers.choose_fill`).
         numbers: numbers that the evaluator gives its network by name, as MONAI's ``PrepareBatchExtraInput`` does, and
@@ -122,37 +123,52 @@ class AttachSettings:
         return cls(**{name: given.pop(name) for name in own}, others=given)
 
     def __post_init__(self) -> None:
-        if isinstance(self.target, str) and self.target != "auto":
-            raise ValueError(f"`{self.prefix}target` must be 'auto' or a target, got {self.target!r}")
-        of_auto = self.classes, self.activation, self.scale, self.against
-        if not isinstance(self.target, str) and of_auto != ("predicted", None, "auto", None):
-            names = ", ".join(f"`{self.prefix}{name}`" for name in ("classes", "activation", "scale", "against"))
-            raise ValueError(f"{names} are for the target 'auto': give them to {type(self.target).__name__} itself")
+        self._check_target()
         # The scan's own unit needs the preprocessing, which is known at the first case.
         fill_in_unit(self.fill, self.fill_unit, Compose(), id=f"{self.prefix}fill")
-        settings = dict(self.others)
-        self._written = {name: settings.pop(name) for name in writer_settings() if name in settings}
-        self._written |= {"key": self.key, "image_key": NETWORK_INPUT, "report": self.report}
-        self.writers(".")  # wrong settings are refused before the first forward
-        own = [] if self.method == AUTO else own_settings(find_method(self.method, f"{self.prefix}method"))
-        known = [each.name for each in fields(self)] + writer_settings() + all_settings()
-        refuse_unknown("attach", settings, dict.fromkeys([*known, *own]))
-        made = self.label_key is None and settings.get("regions") is None
-        self.choice = MethodChoice(self.method, settings, {"num_supervoxels": 100} if made else {}, self.prefix)
         self.runtime = check_runtime(self.amp, self.channels_last, self.compile, self.prefix)
-        self.report = flag("report", self.report)
-        self.standard_error = flag("standard_error", self.standard_error)
-        self.measures = Trust(self.trust_steps) if flag("trust", self.trust) else None
+        for name in ("report", "standard_error", "keeps_place"):
+            setattr(self, name, flag(f"{self.prefix}{name}", getattr(self, name)))
+        self.measures = Trust(self.trust_steps) if flag(f"{self.prefix}trust", self.trust) else None
         self.inputs = ArgumentInputs("image", ["image"], self.numbers) if self.numbers else None
         if self.inputs is not None and self.measures is not None:
             raise ValueError(f"`{self.prefix}trust` measures networks of an image alone: leave out `numbers`, or trust")
-        self.keeps_place = flag(f"{self.prefix}keeps_place", self.keeps_place)
+        self._written: dict[str, Any] = {"key": self.key, "image_key": NETWORK_INPUT, "report": self.report}
+        self.method_settings: dict[str, Any] = {}
+        for name, value in self.others.items():
+            settings = self._written if name in writer_settings() else self.method_settings
+            settings[name] = value
+        self.writers(".")  # wrong settings are refused before the first forward
+        self.chosen = self._chosen_method()
+
+    def _check_target(self) -> None:
+        """Refuse another word than ``"auto"``, and settings of the automatic target for a target of its own."""
+        if self.target == "auto":
+            return
+        if isinstance(self.target, str):
+            raise ValueError(f"`{self.prefix}target` must be 'auto' or a target, got {self.target!r}")
+        if (self.classes, self.activation, self.scale, self.against) != ("predicted", None, "auto", None):
+            names = [f"`{self.prefix}{name}`" for name in ("classes", "activation", "scale", "against")]
+            raise ValueError(
+                f"{', '.join(names)} are for the target 'auto': give them to {type(self.target).__name__} itself"
+            )
+
+    def _chosen_method(self) -> ChosenMethod:
+        """The method. Of ``others``, settings that no method and no writer has are refused."""
+        known = [setting.name for setting in fields(self)] + writer_settings() + all_settings()
+        if self.method != AUTO:
+            known += own_settings(find_method(self.method, f"{self.prefix}method"))
+        refuse_unknown("attach", self.method_settings, dict.fromkeys(known))
+        defaults = {}
+        if self.label_key is None and self.method_settings.get("regions") is None:
+            defaults["num_supervoxels"] = 100
+        return choose_method(self.method, self.method_settings, defaults, self.prefix)
 
     def writers(self, folder: str | Path) -> Compose:
         """What is written of each case into a folder."""
         return case_writers(folder, **self._written)
 
-    def inferer(self, evaluator: Any, postprocessing: Any, image: torch.Tensor | None = None) -> PerturbationInferer:
+    def inferer(self, evaluator: Any, postprocessing: Any) -> PerturbationInferer:
         """Explains what an evaluator predicts, but for what is known only at its first case: the fill in the scan's own
         unit, and how its inferer is called.
         """
@@ -161,12 +177,10 @@ class AttachSettings:
             readings = read_postprocessing(postprocessing)
             target = AutoTarget(readings, self.classes, self.activation, self.output, self.scale, self.against)
             output = None
-        own = own_inferer(evaluator)
-        method = self.choice.choose(own, image)
-        made = method(
+        made = self.chosen(
             target=target,
             fill=fill_in_unit(self.fill) if self.fill_unit == "network" else None,
-            inferer=own,
+            inferer=own_inferer(evaluator),
             mask_batch_size=self.mask_batch_size,
             progress=True,
             output=output,

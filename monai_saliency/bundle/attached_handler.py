@@ -18,8 +18,9 @@ from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.fills.named import AutoFill, fill_in_unit
-from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
-from monai_saliency.handlers.summary import Summary, warn_of_others
+from monai_saliency.handlers.run_settings import warn_of_others
+from monai_saliency.handlers.saliency_handler import Batch, Item, SaliencyHandler, predictions_of
+from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
@@ -57,23 +58,17 @@ class AttachedHandler(SaliencyHandler):
             label_key=None if settings.label_key is None else REGIONS,
             standard_error_key=error_key(settings.key) if settings.standard_error else None,
             trust=settings.measures,
+            method=settings.chosen.name,
         )
         self.settings = settings
         self.words = words
         self.folder = folder
         self.is_started = False
         self._placement: Placement
-        self._names: list[str] | None = None
-        self._explains = self.inferer
-        self._postprocessing_read = postprocessing
+        self._names: list[str] = []
         self._own = own_inferer(evaluator)
         self._recorder = Recorder(evaluator.inferer)
         evaluator.inferer = self._recorder
-        # Our own bundle lists cases that cannot be loaded.
-        found = getattr(evaluator, "failures", None)
-        self._own_failures = found if isinstance(found, Failures) else None
-        if self._own_failures is not None:
-            self._own_failures.withdraw_by(self.withdraw)
 
     def attach(self, engine: Engine) -> None:
         """Register with an evaluator."""
@@ -83,9 +78,10 @@ class AttachedHandler(SaliencyHandler):
 
     def report_unmet(self) -> None:
         """Report cases that were listed but not met."""
-        lists = [each.rows for each in (self.failures, self._own_failures) if each is not None]
-        ended = {*self.explained, *self.explainer.waiting, *(row["case"] for rows in lists for row in rows)}
-        if unmet := [name for name in self._names or [] if name not in ended]:
+        failed = [row["case"] for row in self.failures.rows]
+        ended = {*self.explained, *self.explainer.waiting, *failed}
+        unmet = [name for name in self._names if name not in ended]
+        if unmet:
             logger.warning(
                 "%s has not met %d of the cases that its loader's dataset lists (the first is %s): they have no map, "
                 "since the loader leaves them out, or ended before, as MONAI's ThreadDataLoader does at a broken scan",
@@ -99,20 +95,15 @@ class AttachedHandler(SaliencyHandler):
 
         def report(engine: Engine) -> None:
             self.report_unmet()
-            failed = self.failures is not None and self.failures.rows
-            if self.failures is not None and failed:
+            failed = self.failures.rows
+            if failed:
                 logger.error("%s", self.failures.summary(failed))
             if self.settings.report and (self.explained or failed):
                 try_report(self.folder)
 
         engine.add_event_handler(Events.COMPLETED, report)
 
-    @property
-    def whole_inferer(self) -> PerturbationInferer:
-        """The inferer with its fill, and with the bundle's own inner inferer."""
-        return self._explains.replace(inferer=self._own)
-
-    def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:
+    def label_of(self, item: Item) -> Callable[[], torch.Tensor] | None:
         """Reads the case's label map on the image's grid; None without one, or if a step may have moved it."""
         return None if self._placement.problem else super().label_of(item)
 
@@ -123,72 +114,75 @@ class AttachedHandler(SaliencyHandler):
         items = _items_of(engine.state.batch, len(images))
         if not self.is_started:
             self._start(engine, items, images, call)
-        batch = self.explainer.assignment.place(engine.state.iteration - 1)
-        places = [f"{batch}-{i}" if len(items) > 1 else str(batch) for i in range(len(items))]
-        cases = [self._case(*each) for each in zip(items, call.inputs, places, strict=True)]
-        changed = getattr(engine, "output_changed", False)
-        predictions = (None if changed else predictions_of(call.output, len(images))) or [None] * len(images)
-        groups = ([i for i in group if self._has_place(cases[i])] for group in call.groups())
-        for group in filter(None, groups):
-            # If a detector finds no box, the surest of those below its threshold is explained.
-            unsure = call.is_list and finds_nothing(_predicted(engine, call)[group[0]])
-            inputs = self.settings.inputs or (ListInput() if call.is_list else TensorInput())
-            held, own = call.of(group).taken([*(self.settings.numbers or ())])
-            changes: dict[str, Any] = {"inputs": inputs, "inferer": Replay.of(self._own, own, unsure)}
-            # The cases have their own files and voxel sizes, and a stack would have the first one's.
-            alone = len(group) == 1
-            together = torch.stack([images[i] if alone else plain(images[i]) for i in group])
-            # A detector without its threshold gives more boxes than it predicted.
-            predicted = [None if unsure else predictions[i] for i in group]
-            yield Batch(together, [cases[i] for i in group], self._explains.replace(**changes), predicted, held)
+        place = str(self.explainer.assignment.place(engine.state.iteration - 1))
+        cases = []
+        for i, (item, image) in enumerate(zip(items, call.inputs, strict=True)):
+            cases.append(self._case(item, image, f"{place}-{i}" if len(items) > 1 else place))
+        predictions = None
+        if not getattr(engine, "output_changed", False):
+            predictions = predictions_of(call.output, len(images))
+        for group in call.groups():
+            placed = [i for i in group if self._has_place(cases[i])]
+            if not placed:
+                continue
+            stacked = torch.stack([images[i] for i in placed])
+            # If a detector finds no box, the surest of those below its threshold is explained, among more boxes than it
+            # predicted.
+            is_unsure = call.is_list and finds_nothing(_predicted(engine, call)[placed[0]])
+            inferer, held = self._replaying(call, placed, is_unsure)
+            predicted = None if predictions is None or is_unsure else [predictions[i] for i in placed]
+            yield Batch(stacked, [cases[i] for i in placed], inferer, predicted, held)
 
-    def _start(self, engine: Any, items: list[dict[Any, Any]], images: Sequence[torch.Tensor], call: Call) -> None:
+    def _replaying(
+        self, call: Call, group: Sequence[int], is_unsure: bool = False
+    ) -> tuple[PerturbationInferer, dict[str, torch.Tensor]]:
+        """The inferer that runs perturbed images as a call ran a group of its images, and the call's numbers that it
+        hides too.
+        """
+        numbers, others = call.of(group).taken(list(self.settings.numbers or ()))
+        inputs: TensorInput | None = self.settings.inputs
+        if inputs is None:
+            inputs = ListInput() if call.is_list else TensorInput()
+        return self.inferer.replace(inputs=inputs, inferer=Replay.of(self._own, others, is_unsure)), numbers
+
+    def _start(self, engine: Any, items: list[Item], images: Sequence[torch.Tensor], call: Call) -> None:
         """Find the images among what the loader gives, and print what will be explained of the first."""
-        item, image, settings = items[0], images[0], self.settings
+        settings = self.settings
         key = self._image_key(items, images)
         self.image_key = NETWORK_INPUT if key is None else key
-        # The same target, which chooses once for the cohort.
-        chosen = settings.inferer(engine, self._postprocessing_read, image).replace(target=self.inferer.target)
-        self._placement = placement = Placement(
-            engine.data_loader if key is not None else None,
+        self._placement = Placement(
+            None if key is None else engine.data_loader,
             self.image_key,
             self.saliency_key,
-            chosen.masks.by_region,
+            self.inferer.masks.by_region,
             settings.keeps_place,
             f"{settings.prefix}keeps_place",
         )
-        self._names = names = None if key is None else placement.all_names(item)
-        if names is not None and self.failures is not None and self.summary is not None:
-            self.failures.keep(names)
-            warn_of_others(self.summary, names)
+        self._names = [] if key is None else self._placement.all_names(items[0])
+        if self._names:
+            self.failures.keep(self._names)
+            warn_of_others(self.summary, self._names)
         fill = fill_in_unit(
-            settings.fill, settings.fill_unit, placement.transform, self.image_key, f"{settings.prefix}fill"
+            settings.fill, settings.fill_unit, self._placement.transform, self.image_key, f"{settings.prefix}fill"
         )
-        self._explains = chosen.replace(fill=fill)
+        self.inferer = self.inferer.replace(fill=fill)
         if isinstance(fill, AutoFill):
-            self._explains = chosen.replace(fill=self._chosen_fill(call, key is not None))
+            # The first cases can be run without the evaluator if all that the network gets is the image.
+            is_alone = key is not None and not (call.args or call.kwargs)
+            cases = self.first_cases(images[0], settings.label_key) if is_alone else ()
+            chosen = choose_fill(self._replaying(call, [0])[0], self.explainer.network, cases).fill
+            self.inferer = self.inferer.replace(fill=chosen)
         self.is_started = self._is_opened = True
         found = "the network's input is not an entry of the batch" if key is None else f"image {key!r}"
         print(
             f"monai_saliency: {self.words} ({type(engine).__name__}) runs {type(engine.network).__name__} by "
-            f"{type(self._own).__name__} on {found} {tuple(image.shape)}; "
-            f"{self._words(_predicted(engine, call), len(images), image)}, by "
-            f"{settings.choice.choose(self._own, image).name}, hidden by {getattr(fill, '__name__', fill)}; maps go to "
-            f"{self.folder}",
+            f"{type(self._own).__name__} on {found} {tuple(images[0].shape)}; "
+            f"{self._words(_predicted(engine, call), len(images), images[0])}, by {settings.chosen.name}, hidden by "
+            f"{getattr(fill, '__name__', fill)}; maps go to {self.folder}",
             flush=True,
         )
 
-    def _chosen_fill(self, call: Call, is_known: bool) -> Any:
-        """The fill of the cohort. Where its first cases cannot be run without the evaluator, since the network's input
-        is not known or it takes further inputs, the first candidate.
-        """
-        inputs = ListInput() if call.is_list else TensorInput()
-        inferer = self._explains.replace(inputs=inputs, inferer=Replay.of(self._own, call.of([0])))
-        alone = is_known and not (call.args or call.kwargs)
-        cases = self.first_cases(call.images[0], self.settings.label_key) if alone else ()
-        return choose_fill(inferer, self.explainer.network, cases).fill
-
-    def _image_key(self, items: list[dict[Any, Any]], images: Sequence[torch.Tensor]) -> Any:
+    def _image_key(self, items: list[Item], images: Sequence[torch.Tensor]) -> Any:
         """The key of the network's input; None if no entry of the batch is it."""
         item, key = items[0], self.settings.image_key
         if key is not None and key not in item:
@@ -210,35 +204,39 @@ class AttachedHandler(SaliencyHandler):
         except ValueError as error:  # raised again, with the case's name, when it is explained
             return f"the first case cannot be explained ({error})"
 
-    def _case(self, item: dict[Any, Any], image: Any, place: str) -> dict[Any, Any]:
+    def _case(self, item: Item, image: Any, place: str) -> Item:
+        """A case of the batch with its name, and its image and regions under the keys where later steps look."""
         value = item.get(self.image_key, image)
         item[self.image_key] = value if isinstance(value, MetaTensor) else MetaTensor(value)
         item["case"] = self._placement.name(item, place)
-        if (label_key := self.settings.label_key) is not None:
+        label_key = self.settings.label_key
+        if label_key is not None:
             if not isinstance(item.get(label_key), torch.Tensor):
                 raise ValueError(
                     f"the batch has no label map under `saliency_label_key` {label_key!r}, but {_keys_of(item)}"
                 )
             item[REGIONS] = item[label_key]
-        # The summary reads a label from its file.
-        label = input_file(item.get(CommonKeys.LABEL))
         if self.image_key != CommonKeys.LABEL:
-            item["label"] = str(label) if label is not None and label.name.endswith((".nii", ".nii.gz")) else ""
+            # The summary reads a label from its file.
+            file = input_file(item.get(CommonKeys.LABEL))
+            item["label"] = str(file) if file is not None and file.name.endswith((".nii", ".nii.gz")) else ""
         return item
 
-    def _has_place(self, case: dict[Any, Any]) -> bool:
+    def _has_place(self, case: Item) -> bool:
         """Whether a case's map can lie on its scan; the case fails if it cannot. One that was met has no name."""
         if not case["case"]:
             return False
-        as_dicom = any(self.settings.others.get(name) for name in ("dicom", "dicom_seg"))
-        problem = self._placement.problem_of(case, as_dicom)
-        if problem is None and REGIONS in case and (wrong := label_problem(case[REGIONS], case[self.image_key])):
-            problem = f"its label map {input_file(case[REGIONS])} cannot be used: {wrong}"
+        others = self.settings.others
+        problem = self._placement.problem_of(case, bool(others.get("dicom") or others.get("dicom_seg")))
+        if problem is None and REGIONS in case:
+            wrong = label_problem(case[REGIONS], case[self.image_key])
+            if wrong:
+                problem = f"its label map {input_file(case[REGIONS])} cannot be used: {wrong}"
         if problem:
             self.explainer.refuse(case["case"], CaseError(case["case"], problem))
         return not problem
 
-    def _place(self, case: dict[Any, Any]) -> dict[Any, Any]:
+    def _place(self, case: Item) -> Item:
         explanation = case["explanation"]
         scores, before = explanation.scores, explanation.reference_scores
         # One region or channel may be the whole image.
@@ -266,53 +264,64 @@ def _keys_of(item: Mapping[Any, Any]) -> list[str]:
     return sorted(map(str, item))
 
 
-def _items_of(batch: Any, count: int) -> list[dict[Any, Any]]:
-    """A batch's cases as separate dictionaries; by position if the batch is not a dictionary."""
-    if isinstance(batch, (list, tuple)) and len(batch) == count and all(isinstance(item, dict) for item in batch):
-        return [dict(item) for item in batch]
-    items = decollate_batch(batch)
+def _items_of(batch: Any, count: int) -> list[Item]:
+    """A batch's cases as separate dictionaries, one for each of ``count`` images. Entries of a batch that is not a
+    dictionary have their places as keys.
+    """
+    is_split = isinstance(batch, (list, tuple)) and len(batch) == count and isinstance(batch[0], dict)
+    items = batch if is_split else decollate_batch(batch)
     if len(items) != count and isinstance(batch, Mapping):
-        items = _by_key(batch, count) or items
+        items = _by_key(batch, count)
     if len(items) != count:
         raise ValueError(f"a batch of {len(items)} cases gave the network {count} images, so which is whose is unknown")
-    return [
-        dict(item) if isinstance(item, dict) else dict(enumerate(item if isinstance(item, (list, tuple)) else [item]))
-        for item in items
-    ]
+    cases = []
+    for item in items:
+        if isinstance(item, dict):
+            cases.append(dict(item))
+        else:
+            cases.append(dict(enumerate(item if isinstance(item, (list, tuple)) else [item])))
+    return cases
 
 
-def _by_key(batch: Mapping[Any, Any], count: int) -> list[dict[Any, Any]]:
-    """The cases of a batch with entries of another length, such as lists of clicks, which each case gets whole; empty
+def _by_key(batch: Mapping[Any, Any], count: int) -> list[Item]:
+    """The cases of a batch with entries of another length, such as lists of clicks, which each case gets whole. Empty
     if no tensor of the batch has one entry for each image.
     """
-    parts = {key: decollate_batch(value) for key, value in batch.items()}
-    fits = {key: isinstance(part, (list, tuple)) and len(part) == count for key, part in parts.items()}
-    if not any(fits[key] and isinstance(batch[key], torch.Tensor) for key in batch):
-        return []
-    return [{key: parts[key][i] if fits[key] else batch[key] for key in batch} for i in range(count)]
+    cases: list[Item] = [{} for _ in range(count)]
+    has_tensor = False
+    for key, value in batch.items():
+        parts = decollate_batch(value)
+        if not isinstance(parts, (list, tuple)) or len(parts) != count:
+            parts = [value] * count
+        elif isinstance(value, torch.Tensor):
+            has_tensor = True
+        for case, part in zip(cases, parts, strict=True):
+            case[key] = part
+    return cases if has_tensor else []
 
 
 def _input_key(items: Sequence[Mapping[Any, Any]], images: Sequence[torch.Tensor], label_key: Any) -> Any:
-    """The key under which the cases hold what their network got; None if there is none."""
+    """The key under which the cases hold what their network got, or its first channels; None if there is none."""
     for channels in range(len(images[0]), 0, -1):
-        parts = [image[:channels] for image in images]
-        keys = [key for key in items[0] if key != label_key and _holds(key, items, parts)]
-        if len(keys) > 1 and CommonKeys.IMAGE not in keys:
+        keys = [key for key in items[0] if key != label_key and _holds_input(key, items, images, channels)]
+        if CommonKeys.IMAGE in keys:
+            return CommonKeys.IMAGE
+        if len(keys) > 1:
             raise ValueError(
                 f"the batch's entries {', '.join(map(repr, keys))} are all equal to the network's input, as an empty "
                 "scan and its mask are, so which of them it got is unknown: name it by --saliency_image_key"
             )
         if keys:
-            return next((key for key in keys if key == CommonKeys.IMAGE), keys[0])
+            return keys[0]
     return None
 
 
-def _holds(key: Any, items: Sequence[Mapping[Any, Any]], images: Sequence[torch.Tensor]) -> bool:
-    return all(_is_input(item.get(key), image) for item, image in zip(items, images, strict=True))
-
-
-def _is_input(value: Any, image: torch.Tensor) -> bool:
-    """Whether an entry of a case holds the voxels ``(C, *spatial)`` that its network got."""
-    if not isinstance(value, torch.Tensor) or value.shape != image.shape:
-        return False
-    return torch.equal(plain(value).to(image).nan_to_num(), image.nan_to_num())
+def _holds_input(key: Any, items: Sequence[Mapping[Any, Any]], images: Sequence[torch.Tensor], channels: int) -> bool:
+    """Whether an entry of each case holds the first channels of what its network got, ``(C, *spatial)``."""
+    for item, image in zip(items, images, strict=True):
+        value, first = item.get(key), image[:channels]
+        if not isinstance(value, torch.Tensor) or value.shape != first.shape:
+            return False
+        if not torch.equal(plain(value).to(first).nan_to_num(), first.nan_to_num()):
+            return False
+    return True

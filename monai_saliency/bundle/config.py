@@ -9,7 +9,7 @@ import os
 import pydoc
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,10 @@ from monai.engines import Evaluator, SupervisedEvaluator
 from monai.transforms import Compose
 
 from monai_saliency.distributed.base import Cohort, Engine, local_device
-from monai_saliency.engines.evaluator import run
-from monai_saliency.storage.tables import Failures
+from monai_saliency.engines.run import run
+from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.transforms.writers import case_writers, writer_settings
-from monai_saliency.utils.arguments import nearest
+from monai_saliency.utils.arguments import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -52,9 +52,9 @@ def calling_parser() -> ConfigParser:
     """The parser whose expression is being evaluated."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
-        found = frame.f_locals.get("self")
-        if isinstance(found, ConfigParser):
-            return found
+        parser = frame.f_locals.get("self")
+        if isinstance(parser, ConfigParser):
+            return parser
         frame = frame.f_back
     raise RuntimeError("no bundle to explain: this is for an expression of a MONAI config, or give `parser`")
 
@@ -84,14 +84,14 @@ class BundleConfig:
     def class_names(self, given: Any = None) -> dict[str, Any]:
         """The setting ``class_names``: as given, or else the ``channel_def`` of an output in the bundle's metadata."""
         outputs = self.parser.get("_meta_::network_data_format::outputs") or {}
-        found = [output.get("channel_def") for output in outputs.values() if isinstance(output, dict)]
-        return {"class_names": given or next(filter(None, found), None)}
+        names = [output.get("channel_def") for output in outputs.values() if isinstance(output, dict)]
+        return {"class_names": given or next(filter(None, names), None)}
 
     def unread(self) -> list[str]:
         """Top-level ids of plain values that nothing in the config refers to."""
-        used = {id for text in _texts(self.parser.get()) for id in re.findall(r"[@%](\w+)", text)}
-        config = self.parser.get().items()
-        return [id for id, content in config if id not in used and id[0] != "_" and is_plain(content)]
+        config = self.parser.get()
+        used = {id for text in _texts(config) for id in re.findall(r"[@%](\w+)", text)}
+        return [id for id in config.keys() - used if id[0] != "_" and is_plain(config[id])]
 
     def refuse_misspelt(self, read: Iterable[str], prefix: str = "") -> None:
         """Refuse ids that nothing reads and that look like one that is read. ``read`` are the ids that are read by
@@ -102,58 +102,68 @@ class BundleConfig:
         """
         if isinstance(self.parser.get("saliency_engine"), _Taker):  # of a config that its driver has checked
             return
-        unread = {*self.unread()} - {f"{prefix}{name}" for name in read}
-        known = {*self.parser.get()} - unread | {f"{prefix}{name}" for name in read}
+        named = {f"{prefix}{name}" for name in read}
+        unread = {*self.unread()} - named
+        known = {*self.parser.get()} - unread | named
         flags = {word.removeprefix("--").partition("=")[0] for word in sys.argv}
         for id in sorted(unread):
-            # Ours are checked by the overlay, where there is one.
-            is_checked = bool(prefix) or "saliency_overlay" not in known if _is_ours(id) else not prefix or id in flags
-            if not is_checked:
-                continue
-            found = id.replace(".", "::") if id.partition(".")[0] in known else _nearest_id(id, known)
-            if found is not None:
-                raise ValueError(f"nothing reads --{id}: did you mean --{found}?")
             if _is_ours(id):
-                raise ValueError(f"nothing reads --{id}: ids that begin with saliency_ are settings of this package")
+                # The overlay checks them, where there is one.
+                is_checked = prefix != "" or "saliency_overlay" not in known
+            else:
+                is_checked = prefix == "" or id in flags
+            if is_checked:
+                _refuse_misspelt_id(id, known)
 
     def settings(self) -> dict[str, Any]:
         """The values that users change, by id: plain values and expressions of a few numbers, without the overlay's."""
-        found = {}
+        values = {}
         for id, content in self.parser.get().items():
             if id.startswith(("saliency_", "_")) or id == "save_execute_config":
                 continue
             if is_plain(content):
-                found[id] = content
-            elif isinstance(content, str) and is_plain(value := self.get(id)) and _is_short(value):
-                found[id] = value
-        return found
+                values[id] = content
+            elif isinstance(content, str) and _is_short(value := self.get(id)):
+                values[id] = value
+        return values
 
-    def evaluator_id(self) -> str:
-        """The id of the evaluator that the bundle runs."""
+    def evaluator_id(self, given: str | None = None) -> str:
+        """The id of the evaluator: as given, or of the one that the bundle runs, or else of the only one."""
         components = dict(_components(self.parser.get()))
-        run = {id for texts in self._runs().values() for text in texts for id in _calls_of_run(text)}
-        for ids in (run & components.keys(), components.keys()):
-            found = [id for id in components if id in ids and self._is_evaluator(components[id])]
-            found = ["evaluator"] if "evaluator" in found else found
-            if len(found) > 1:
-                raise ValueError(
-                    f"this bundle has several evaluators ({', '.join(found)}): say which one predicts with "
-                    f"--saliency_evaluator {found[0]}"
-                )
-            if found:
-                return found[0]
-        raise ValueError(
-            "this bundle has no evaluator (a component that derives from monai.engines.Evaluator), so it predicts no "
-            "scan that could be explained, as generative bundles do not: name one with --saliency_evaluator"
-        )
+        if given:
+            if given not in self.parser:
+                meant = did_you_mean(given, components)
+                raise ValueError(f"`saliency_evaluator` must be an id of the bundle, got {given!r}{meant}")
+            return given
+        called = {id for steps in self._runs().values() for step in steps for id in _calls_of_run(step)}
+        candidates = [id for id in components if id in called and self._is_evaluator(components[id])]
+        candidates = candidates or [id for id in components if self._is_evaluator(components[id])]
+        if "evaluator" in candidates:
+            return "evaluator"
+        if len(candidates) > 1:
+            raise ValueError(
+                f"this bundle has several evaluators ({', '.join(candidates)}): say which one predicts with "
+                f"--saliency_evaluator {candidates[0]}"
+            )
+        if not candidates:
+            raise ValueError(
+                "this bundle has no evaluator (a component that derives from monai.engines.Evaluator), so it predicts "
+                "no scan that could be explained, as generative bundles do not: name one with --saliency_evaluator"
+            )
+        return candidates[0]
 
     def run_steps(self, evaluator_id: str) -> list[str]:
         """The ids of the expressions that run the bundle's evaluator, in order; empty if the bundle names none."""
-        runs = [id for id, texts in self._runs().items() if any(evaluator_id in _calls_of_run(text) for text in texts)]
-        if not runs:
+        runs = self._runs()
+        calling = [id for id in runs if any(evaluator_id in _calls_of_run(step) for step in runs[id])]
+        if not calling:
             return []
-        id = min(runs, key=lambda run: _RUN_IDS.index(run) if run in _RUN_IDS else len(_RUN_IDS))
-        content = self.parser[id]
+        usual = [id for id in _RUN_IDS if id in calling]
+        return self.steps((usual or calling)[0])
+
+    def steps(self, id: str) -> list[str]:
+        """The ids of the expressions under a run's id: one, or a list of them."""
+        content = self.parser.get(id, [])
         return [f"{id}::{i}" for i in range(len(content))] if isinstance(content, list) else [id]
 
     def names(self, step: str, id: str) -> bool:
@@ -166,14 +176,13 @@ class BundleConfig:
         self.parser.ref_resolver.remove_resolved_content(step)
 
     def _runs(self) -> dict[str, list[str]]:
-        """The top-level lists of expressions, or single ones, by id."""
-        config = self.parser.get()
-        lists = {id: content if isinstance(content, list) else [content] for id, content in config.items()}
-        return {
-            id: [text for text in content if isinstance(text, str) and text.startswith("$")]
-            for id, content in lists.items()
-            if id not in _NO_RUNS and not id.startswith("saliency_")
-        }
+        """The expressions in top-level lists, or single ones, by id."""
+        runs = {}
+        for id, content in self.parser.get().items():
+            if id not in _NO_RUNS and not _is_ours(id):
+                steps = content if isinstance(content, list) else [content]
+                runs[id] = [step for step in steps if isinstance(step, str) and step.startswith("$")]
+        return runs
 
     def _is_evaluator(self, component: dict[str, Any]) -> bool:
         """Whether a component, which is not made yet, will be an evaluator."""
@@ -185,15 +194,23 @@ class BundleConfig:
         return isinstance(kind, type) and issubclass(kind, Evaluator)
 
 
-def _nearest_id(id: str, known: Iterable[str]) -> str | None:
+def _refuse_misspelt_id(id: str, known: Collection[str]) -> None:
+    """Refuse an id that nothing reads, if it is ours or looks like a known one."""
+    meant = id.replace(".", "::") if id.partition(".")[0] in known else _nearest_id(id, known)
+    if meant is not None:
+        raise ValueError(f"nothing reads --{id}: did you mean --{meant}?")
+    if _is_ours(id):
+        raise ValueError(f"nothing reads --{id}: ids that begin with saliency_ are settings of this package")
+
+
+def _nearest_id(id: str, known: Collection[str]) -> str | None:
     """The known id that another looks like, with or without ``saliency_``; of two, the one that is like it in this."""
-    named = {
-        each.removeprefix("saliency_"): each for each in sorted(known, key=lambda each: _is_ours(each) == _is_ours(id))
-    }
-    found = nearest(id.removeprefix("saliency_"), named)
-    if found is None and not _is_ours(id):
-        return nearest(id, known)
-    return named.get(found or "")
+    alike_last = sorted(known, key=lambda other: _is_ours(other) == _is_ours(id))
+    by_name = {other.removeprefix("saliency_"): other for other in alike_last}
+    name = nearest(id.removeprefix("saliency_"), by_name)
+    if name is not None:
+        return by_name[name]
+    return None if _is_ours(id) else nearest(id, known)
 
 
 def _is_ours(id: str) -> bool:
@@ -204,8 +221,7 @@ def _components(config: Any, id: str = "") -> Iterator[tuple[str, dict[str, Any]
     """Everything in a config that is made by ``_target_``, with its id."""
     if isinstance(config, dict) and "_target_" in config:
         yield id, config
-    pairs = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
-    for key, content in pairs:
+    for key, content in _parts(config):
         if id or not str(key).startswith(("saliency_", "_meta_")):
             yield from _components(content, f"{id}::{key}" if id else str(key))
 
@@ -214,9 +230,22 @@ def _texts(config: Any) -> Iterator[str]:
     """All texts in a config."""
     if isinstance(config, str):
         yield config
-    pairs = config.values() if isinstance(config, dict) else config if isinstance(config, (list, tuple)) else ()
-    for content in pairs:
+    for _, content in _parts(config):
         yield from _texts(content)
+
+
+def _parts(config: Any) -> Iterable[tuple[Any, Any]]:
+    """What a part of a config holds, by keys or places; nothing in a single value."""
+    if isinstance(config, dict):
+        return config.items()
+    return enumerate(config) if isinstance(config, (list, tuple)) else ()
+
+
+def _is_short(value: Any) -> bool:
+    """Whether a value is a single plain one, or a few numbers such as voxel sizes."""
+    if isinstance(value, list):
+        return len(value) <= 8 and all(isinstance(number, (int, float)) for number in value)
+    return is_plain(value) and not isinstance(value, dict)
 
 
 def _calls_of_run(text: str) -> set[str]:
@@ -224,25 +253,18 @@ def _calls_of_run(text: str) -> set[str]:
     return {id.replace("#", "::") for id in re.findall(r"@((?:\w|::|#)+)\.run\(", text)}
 
 
-def _is_short(value: Any) -> bool:
-    """Whether a value is a single one, or a few numbers such as voxel sizes."""
-    if isinstance(value, list):
-        return len(value) <= 8 and all(isinstance(each, (int, float)) for each in value)
-    return not isinstance(value, dict)
-
-
 def run_cohort(
     evaluator: SupervisedEvaluator,
-    failures: Failures | None = None,
+    handler: SaliencyHandler,
     tracker: AbstractContextManager[Any] | None = None,
     engine: Engine | None = None,
     run_id: str = "run",
     parser: ConfigParser | None = None,
     **settings: Any,
 ) -> None:
-    """Run an evaluator over its cohort, as :func:`~monai_saliency.engines.evaluator.run` does."""
+    """Run an evaluator over its cohort, as :func:`~monai_saliency.engines.run.run` does."""
     recipe = None if engine is None else Recipe.here((parser or calling_parser()).get(), run_id)
-    run(evaluator, failures, tracker, engine=engine, recipe=recipe, **settings)
+    run(evaluator, handler, tracker, engine=engine, recipe=recipe, **settings)
 
 
 def writers_of_config(output_dir: str, cases: Sequence[str] | None = None) -> Compose:
@@ -278,10 +300,8 @@ class Recipe:
         parser = ConfigParser(self.config | {"saliency_engine": engine})
         bundle = BundleConfig(parser)
         try:
-            for id in ("initialize", self.run_id):
-                content = parser.get(id, [])
-                for step in [f"{id}::{i}" for i in range(len(content))] if isinstance(content, list) else [id]:
-                    bundle.evaluate(step)
+            for step in [*bundle.steps("initialize"), *bundle.steps(self.run_id)]:
+                bundle.evaluate(step)
         except SystemExit as error:
             raise RuntimeError(f"the bundle ended its run before anything could be explained: {error}") from None
         if engine.cohort is None:

@@ -37,30 +37,30 @@ def find_nnunet_cases(
     if Path(dataset_dir).is_file() or Path(dataset_dir, "dataset.json").is_file():
         return found  # a list, which gives the files of each case
     cases: dict[str, dict[str, Any]] = {}
-    files: dict[str, list[str]] = {}
-    for each in found:
+    numbered: dict[str, list[str]] = {}
+    for case in found:
         # A DICOM series has a list of files.
-        number = re.search(r"_\d{4}$", scan_stem(each["image"])) if isinstance(each["image"], str) else None
-        name = each["case"].removesuffix(number[0]) if number else each["case"]
-        if number:
-            files.setdefault(name, []).append(each["image"])
+        number = re.search(r"_\d{4}$", scan_stem(case["image"])) if isinstance(case["image"], str) else None
+        if number is None:
+            cases[case["case"]] = case
         else:
-            cases[name] = each
-    for name, images in files.items():
-        stems = [scan_stem(image) for image in sorted(images)]
+            numbered.setdefault(case["case"].removesuffix(number[0]), []).append(case["image"])
+    for name, files in numbered.items():
+        images = sorted(files)
+        stems = [scan_stem(image) for image in images]
         wanted = [f"{Path(name).name}_{channel:04d}" for channel in range(channels)]
         if name in cases or stems != wanted:
             raise ValueError(
                 f"case {name} of {dataset_dir} must have one file for each of {channels} channels, "
-                f"{', '.join(wanted)}, got {', '.join(stems)}{' and one without a number' * (name in cases)}"
+                f"{', '.join(wanted)}, got {', '.join(stems)}{' and one without a number' if name in cases else ''}"
             )
-        image = sorted(images) if channels > 1 else images[0]
+        image = images if channels > 1 else images[0]
         cases[name] = {"case": name, "image": image, "label": _label(Path(images[0])), "channels": channels}
     return [cases[name] for name in sorted(cases)]
 
 
 def _label(image: Path) -> str:
-    """The label map of a case in ``imagesTr`` or ``imagesTs``, next to that folder."""
-    name = re.sub(r"_\d{4}(?=\.)", "", image.name)
-    label = image.parent.with_name(image.parent.name.replace("images", "labels", 1)) / name
-    return str(label) if label.is_file() and label.parent != image.parent else ""
+    """The label map of a case in ``imagesTr`` or ``imagesTs``, next to that folder; empty without one."""
+    folder = image.parent.with_name(image.parent.name.replace("images", "labels", 1))
+    label = folder / re.sub(r"_\d{4}(?=\.)", "", image.name)
+    return str(label) if label.is_file() and folder != image.parent else ""

@@ -5,7 +5,6 @@ evaluator a handler is attached to that.
 from __future__ import annotations
 
 import inspect
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from monai_saliency.bundle.attach import attach_to
 from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.chosen_method import AUTO, given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser, run_cohort
-from monai_saliency.engines.evaluator import show_cause_only
-from monai_saliency.storage.tables import Failures
+from monai_saliency.engines.run import show_cause_only
 from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.arguments import flag
 from monai_saliency.utils.tensors import keep_freed_memory
@@ -59,7 +57,7 @@ class Overlay:
     def explain(self, parser: ConfigParser | None = None) -> None:
         """Run the bundle and explain what it predicts."""
         bundle = BundleConfig(parser if parser is not None else calling_parser())
-        evaluator_id = self.evaluator or bundle.evaluator_id()
+        evaluator_id = bundle.evaluator_id(self.evaluator)
         steps = bundle.run_steps(evaluator_id)
         first = next((i for i, step in enumerate(steps) if bundle.names(step, evaluator_id)), 0)
         for step in steps[:first]:
@@ -86,9 +84,6 @@ class Overlay:
                 )
 
         report = folder if self.settings.report else None
-        shared: dict[str, Any] = {"handler": handler, "engine": engine, "run_id": "explain", "report": report}
-        run_cohort(evaluator, handler.failures, start=start, parser=bundle.parser, **shared)
-        # Our own bundle lists cases that fail before they can be explained.
-        failures = getattr(evaluator, "failures", None)
-        if isinstance(failures, Failures) and failures.rows and engine is None:
-            sys.exit(f"error: {failures.summary(failures.rows)}")
+        run_cohort(
+            evaluator, handler, engine=engine, run_id="explain", parser=bundle.parser, start=start, report=report
+        )

@@ -21,10 +21,10 @@ from monai.transforms.utils import convert_applied_interp_mode
 from monai.utils import ImageMetaKey, OptionalImportError, TraceKeys, WSIPatchKeys
 
 from monai_saliency.data.cohort import CaseIds
+from monai_saliency.handlers.saliency_handler import Item
 from monai_saliency.storage.dicom import holds_series, order_problem, series_files, series_id
 from monai_saliency.storage.scans import header_problem
 from monai_saliency.transforms.save import GRID_KEY, error_key, lies_on_scan
-from monai_saliency.utils.affines import mm_per_unit
 from monai_saliency.utils.inversion import check_inversion, steps_of
 
 __all__ = ["Placement", "input_file"]
@@ -34,10 +34,14 @@ logger = logging.getLogger(__name__)
 
 def input_file(image: Any) -> Path | None:
     """The file, or the folder of slices, that an image was loaded from; None if it does not say."""
-    meta = image.meta if isinstance(image, MetaTensor) else {}
-    name = meta.get(ImageMetaKey.FILENAME_OR_OBJ, meta.get(WSIPatchKeys.PATH))
-    name = name[0] if isinstance(name, (list, tuple)) and name else name
-    return Path(name) if isinstance(name, (str, Path)) and str(name) and Path(name).exists() else None
+    if not isinstance(image, MetaTensor):
+        return None
+    name = image.meta.get(ImageMetaKey.FILENAME_OR_OBJ, image.meta.get(WSIPatchKeys.PATH))
+    if isinstance(name, (list, tuple)) and name:
+        name = name[0]
+    if not isinstance(name, (str, Path)) or not str(name):
+        return None
+    return Path(name) if Path(name).exists() else None
 
 
 class Placement:
@@ -58,18 +62,17 @@ class Placement:
         dataset, self.transform = _preprocessing(loader, image_key)
         self.problem = _unrecorded(self.transform, image_key, keeps_place, setting)
         self._said: set[str] = set()
-        # The key of the file that the image was made of; the first one's if it was made of several.
-        source = ([image_key] + [before for _, _, before in _backwards(self.transform, image_key)])[-1]
-        self._files = _files(dataset, image_key) or _files(dataset, source)
-        listed = Counter(map(os.path.abspath, self._files))
-        self._twice = {file for file, count in listed.items() if count > 1}
-        root = Path(os.path.commonpath([Path(file).parent for file in listed])) if listed else None
+        self._files = _files(dataset, image_key) or _files(dataset, _source_key(self.transform, image_key))
+        counts = Counter(map(os.path.abspath, self._files))
+        self._twice = {file for file, count in counts.items() if count > 1}
+        root = Path(os.path.commonpath([Path(file).parent for file in counts])) if counts else None
         self._ids = CaseIds(root, self._files)
         self._met: dict[str, str] = {}
         # Else a loader cuts files into pieces.
-        self._is_whole = bool(listed) and not self._twice and len(listed) == _length(dataset) == _length(loader.dataset)
+        is_listed_once = bool(counts) and not self._twice
+        self._is_whole = is_listed_once and len(counts) == _length(dataset) == _length(loader.dataset)
 
-    def name(self, case: dict[Hashable, Any], place: str) -> str:
+    def name(self, case: Item, place: str) -> str:
         """The name of a case: its file's path below the cohort's common folder, without its suffix unless two files
         differ only there. Then the corner of a patch, and the place if the file gives several cases. Empty for a
         case that was met in an earlier batch: a loader that ended early begins anew.
@@ -80,18 +83,20 @@ class Placement:
             return f"{case.get('case', 'case')}-{place}"
         name, corner = self._name(file), image.meta.get(WSIPatchKeys.LOCATION)
         if corner is not None:
-            name = f"{name}_patch-{'-'.join(map(str, np.atleast_1d(np.asarray(corner)).astype(int).tolist()))}"
-        met = self._met.setdefault(name, place)
-        if corner is None and self._is_whole and met.partition("-")[0] != place.partition("-")[0]:
+            numbers = np.atleast_1d(np.asarray(corner)).astype(int).tolist()
+            name = f"{name}_patch-{'-'.join(map(str, numbers))}"
+            return name if self._met.setdefault(name, place) == place else f"{name}-{place}"
+        first = self._met.setdefault(name, place)
+        if self._is_whole and first.partition("-")[0] != place.partition("-")[0]:
             return ""
-        twice = corner is None and os.path.abspath(file) in self._twice
-        return f"{name}-{place}" if met != place or twice else name
+        is_alone = first == place and os.path.abspath(file) not in self._twice
+        return name if is_alone else f"{name}-{place}"
 
-    def all_names(self, case: dict[Hashable, Any]) -> list[str] | None:
-        """The names of all cases, if they are like this one; None if the dataset does not list them."""
+    def all_names(self, case: Item) -> list[str]:
+        """The names of all cases, if they are like this one; empty if the dataset does not list them."""
         image = case[self.image_key]
-        if not self._files or self._twice or input_file(image) is None or WSIPatchKeys.LOCATION in image.meta:
-            return None
+        if self._twice or input_file(image) is None or WSIPatchKeys.LOCATION in image.meta:
+            return []
         return [self._name(file) for file in self._files]
 
     def _name(self, file: Path) -> str:
@@ -99,23 +104,19 @@ class Placement:
         name = self._ids(file)
         return series_id(name) if holds_series(file) else name
 
-    def problem_of(self, case: dict[Hashable, Any], dicom: bool) -> str | None:
+    def problem_of(self, case: Item, dicom: bool) -> str | None:
         """Why a case's map can lie nowhere, by its file's header; None if it can."""
         image = case[self.image_key]
         file = input_file(image)
         if file is None:
             return None
-        if (unit := mm_per_unit(image.meta)) != 1 and "unit" not in self._said:
-            self._said.add("unit")
-            words = "peaks and sizes in mm are converted, but the bundle's own transforms take it for 1 mm"
-            logger.warning("%s: by its header, 1 in its affine is %g mm: %s", file, unit, words)
         # A folder is read as one volume, by a reader that may not see gaps.
         if image.ndim == 4 and (file.is_dir() or dicom) and holds_series(file):
             with suppress(OptionalImportError):
                 return order_problem(series_files(file)) or header_problem(image)
         return header_problem(image)
 
-    def __call__(self, case: dict[Hashable, Any]) -> dict[Hashable, Any]:
+    def __call__(self, case: Item) -> Item:
         """A case with its maps on the scan's grid, or if no way leads there with the grid that they lie on."""
         image = case[self.image_key]
         if input_file(image) is None:
@@ -133,23 +134,21 @@ class Placement:
             placed[key] = back
         return placed
 
-    def _back(self, case: dict[Hashable, Any], key: Hashable) -> tuple[torch.Tensor | None, str]:
+    def _back(self, case: Item, key: Hashable) -> tuple[torch.Tensor | None, str]:
         """A map on its scan; None if no way leads there, and why."""
         kind = "preprocessing does" if isinstance(self.image_key, str) else "transforms of arrays do"
-        reason = f"the bundle's {kind} not lead back to the file's grid"
-        if self.problem:
-            return None, f"{reason} ({self.problem})"
-        problems: list[Exception] = []
-        back = case[key].clone()  # a computed map must not be lost with a way that ends half-way
-        if isinstance(self.image_key, str):
-            back = _inverted(back, case[self.image_key], self.transform, self.image_key, self.nearest, problems)
-        elif isinstance(self.transform, InvertibleTransform):
-            back = self.transform.inverse(back)
-        if lies_on_scan(back):
-            return back, ""
-        return None, reason + "".join(f" ({type(each).__name__}: {each})" for each in problems[:1])
+        problem = self.problem
+        if not problem:
+            back = case[key].clone()  # a computed map must not be lost with a way that ends half-way
+            if isinstance(self.image_key, str):
+                back, problem = _inverted(back, case[self.image_key], self.transform, self.image_key, self.nearest)
+            elif isinstance(self.transform, InvertibleTransform):
+                back = self.transform.inverse(back)
+            if lies_on_scan(back):
+                return back, ""
+        return None, f"the bundle's {kind} not lead back to the file's grid{problem and f' ({problem})'}"
 
-    def _keep(self, case: dict[Hashable, Any], reason: str) -> dict[Hashable, Any]:
+    def _keep(self, case: Item, reason: str) -> Item:
         """A case whose map stays on the grid of the network's input."""
         if reason not in self._said:
             self._said.add(reason)
@@ -158,15 +157,18 @@ class Placement:
 
 
 def _files(dataset: Any, key: Hashable) -> list[Path]:
-    """The files of all of a dataset's items; empty if it does not list them."""
+    """The files of all of a dataset's items, of several the first; empty if it does not list them."""
     items = getattr(dataset, "data", None)
-    values = (
-        [item.get(key) if isinstance(item, dict) else item for item in items]
-        if isinstance(items, (list, tuple))
-        else []
-    )
-    firsts: list[Any] = [value[0] if isinstance(value, (list, tuple)) and value else value for value in values]
-    return [Path(each) for each in firsts] if all(isinstance(each, (str, Path)) for each in firsts) else []
+    if not isinstance(items, (list, tuple)):
+        return []
+    files = []
+    for item in items:
+        value = item.get(key) if isinstance(item, dict) else item
+        first = value[0] if isinstance(value, (list, tuple)) and value else value
+        if not isinstance(first, (str, Path)):
+            return []
+        files.append(Path(first))
+    return files
 
 
 def _length(value: Any) -> int:
@@ -178,11 +180,15 @@ def _length(value: Any) -> int:
 
 
 def _preprocessing(loader: Any, image_key: Hashable) -> tuple[Any, Callable[[Any], Any] | None]:
-    """The dataset that lists the items, and all that it and the datasets around it apply."""
-    nested = list(_nested(getattr(loader, "dataset", None), image_key if isinstance(image_key, int) else 0))
-    applied = [getattr(each, "transform", None) for each in reversed(nested)]
-    found = [each for each in applied if callable(each) and not (isinstance(each, Compose) and not each.transforms)]
-    return (nested or [None])[-1], Compose(found) if len(found) > 1 else (found or [None])[0]
+    """The dataset that lists the items, and all that it and the datasets around it apply; None where there is none."""
+    innermost, transforms = None, []
+    for dataset in _nested(getattr(loader, "dataset", None), image_key if isinstance(image_key, int) else 0):
+        innermost, transform = dataset, getattr(dataset, "transform", None)
+        if callable(transform) and not (isinstance(transform, Compose) and not transform.transforms):
+            transforms.append(transform)
+    if len(transforms) > 1:
+        return innermost, Compose(transforms[::-1])
+    return innermost, transforms[0] if transforms else None
 
 
 def _nested(dataset: Any, place: int) -> Iterator[Any]:
@@ -208,36 +214,47 @@ def _backwards(transform: Any, key: Any) -> Iterator[tuple[Any, Any, Any]]:
         key = before
 
 
+def _source_key(transform: Any, key: Any) -> Any:
+    """The key of the file that an image was made of; the first one's if it was made of several."""
+    for _, _, before in _backwards(transform, key):
+        key = before
+    return key
+
+
 def _unrecorded(transform: Any, key: Hashable, keeps_place: bool, setting: str) -> str:
     """Which steps move voxels of the image, or may do so, and record nothing, in words; empty if there are none."""
     moving, unknown = [], []
     for step, after, before in _backwards(transform, key) if isinstance(key, str) else ():
         if before != after or after not in getattr(step, "keys", ()):
             continue
-        name, own = type(step).__name__, type(step).__module__.startswith(("monai.", "monai_saliency."))
+        name, module = type(step).__name__, type(step).__module__
+        is_recorded = isinstance(step, InvertibleTransform)
         # MONAI 1.6.1 does not call the `inv_func` of a Lambdad.
-        if isinstance(step, Lambdad) or not (own or isinstance(step, InvertibleTransform)):
+        if isinstance(step, Lambdad) or not (is_recorded or module.startswith(("monai.", "monai_saliency."))):
             unknown.append(name)
-        elif type(step).__module__.startswith("monai.transforms.spatial.") and not isinstance(
-            step, InvertibleTransform
-        ):
+        elif module.startswith("monai.transforms.spatial.") and not is_recorded:
             moving.append(name)
     if moving:
         return f"{', '.join(moving)} moves voxels and does not record it"
+    if not unknown or keeps_place:
+        return ""
     words = f"may move voxels and records nothing: if it changes values only, set `{setting}`"
-    return f"{', '.join(dict.fromkeys(unknown))} {words}" if unknown and not keeps_place else ""
+    return f"{', '.join(dict.fromkeys(unknown))} {words}"
 
 
 def _inverted(
-    saliency: torch.Tensor, image: MetaTensor, transform: Any, key: str, nearest: bool, problems: list[Exception]
-) -> MetaTensor:
-    """A map taken back through those steps that can be inverted, whatever order MONAI recorded them in."""
+    saliency: torch.Tensor, image: MetaTensor, transform: Any, key: str, nearest: bool
+) -> tuple[MetaTensor, str]:
+    """A map taken back through those steps that can be inverted, whatever order MONAI recorded them in, and the first
+    error of a step in words.
+    """
     back = MetaTensor(saliency).copy_meta_from(image)
     operations = copy.deepcopy(image.applied_operations)
-    back.applied_operations = [
-        {**operation, TraceKeys.ID: TraceKeys.NONE} if isinstance(operation, dict) else operation
-        for operation in (convert_applied_interp_mode(operations, "nearest") if nearest else operations)
-    ]
+    for operation in operations:
+        if isinstance(operation, dict):
+            operation[TraceKeys.ID] = TraceKeys.NONE
+    back.applied_operations = convert_applied_interp_mode(operations, "nearest") if nearest else operations
+    problem = ""
     for step, after, before in _backwards(transform, key):
         if before != after or not isinstance(step, InvertibleTransform) or after not in getattr(step, "keys", ()):
             continue
@@ -246,8 +263,8 @@ def _inverted(
             alone.allow_missing_keys = True
         given = back.clone()
         try:
-            found = alone.inverse({after: given})[after]
-            back = found if isinstance(found, MetaTensor) else given  # as of ToTensord, whose inverse is an array
+            inverse = alone.inverse({after: given})[after]
+            back = inverse if isinstance(inverse, MetaTensor) else given  # as of ToTensord, whose inverse is an array
         except Exception as error:
-            problems.append(error)
-    return back
+            problem = problem or f"{type(error).__name__}: {error}"
+    return back, problem

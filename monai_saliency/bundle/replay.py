@@ -45,27 +45,30 @@ class Call:
         """The images that can be explained together: each alone if they are a list, or come with further tensors."""
         count = len(self.inputs)
         further = tree_leaves((tuple(self.args), dict(self.kwargs)))
-        alone = self.is_list or any(isinstance(value, torch.Tensor) for value in further)
-        return [[i] for i in range(count)] if alone else [list(range(count))]
+        if self.is_list or any(isinstance(value, torch.Tensor) for value in further):
+            return [[i] for i in range(count)]
+        return [list(range(count))]
 
     def of(self, group: Sequence[int]) -> Call:
         """The call for a group of the images. Further tensors with a row an image keep the row of a single image."""
 
         def row(value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and value.ndim and len(value) == len(self.inputs) and len(group) == 1:
-                return value[group[0] : group[0] + 1]
-            return value
+            if len(group) > 1 or not isinstance(value, torch.Tensor) or value.ndim == 0:
+                return value
+            return value[group[0] : group[0] + 1] if len(value) == len(self.inputs) else value
 
         inputs = [self.inputs[i] for i in group]
-        return Call(inputs, *tree_map(row, (tuple(self.args), dict(self.kwargs))))
+        return Call(inputs, tree_map(row, tuple(self.args)), tree_map(row, dict(self.kwargs)))
 
     def taken(self, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], Call]:
         """Some of the further arguments, by name, and the call without them."""
-        if missing := [name for name in names if not isinstance(self.kwargs.get(name), torch.Tensor)]:
+        others = dict(self.kwargs)
+        taken = {name: others.pop(name, None) for name in names}
+        missing = [name for name, value in taken.items() if not isinstance(value, torch.Tensor)]
+        if missing:
             given = f"the evaluator gives its network the arguments {sorted(self.kwargs)} by name"
             raise ValueError(f"`numbers` names {missing}, and {given}: name tensors among them")
-        rest = {name: value for name, value in self.kwargs.items() if name not in names}
-        return {name: self.kwargs[name] for name in names}, Call(self.inputs, self.args, rest, self.output)
+        return taken, Call(self.inputs, self.args, others, self.output)
 
 
 class Recorder(Inferer):
@@ -115,43 +118,42 @@ class Replay(Inferer):
     @staticmethod
     def of(inferer: Any, call: Call, all_boxes: bool = False) -> Inferer:
         """The inferer that explains a call: a ``SlidingWindowInferer`` itself if it takes no further inputs, else a
-        replay.
+        replay. With ``all_boxes`` a detector gives boxes of any score.
         """
+        if all_boxes:
+            inferer = _without_threshold(inferer)
         if getattr(inferer, "progress", False):
             # One bar for each batch of perturbed images would hide everything else.
             inferer = copy.copy(inferer)
             inferer.progress = False
-        inferer = _without_threshold(inferer) if all_boxes else inferer
         if isinstance(inferer, SlidingWindowInferer) and not (call.args or call.kwargs):
             return inferer
         return Replay(inferer, call)
 
     def __call__(self, inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        patches = isinstance(self.inferer, SlidingWindowInferer)
+        def repeated(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.shape[:1] != (1,):
+                return value
+            return value.expand(len(inputs), *value.shape[1:])
 
-        def repeated(value: Any, name: str = "") -> Any:
-            # What comes with patches must suit any number of them; but of a condition each image has its own patches.
-            single = isinstance(value, torch.Tensor) and value.ndim and len(value) == 1
-            if single and (not patches or name == "condition"):
-                return value.expand(len(inputs), *value.shape[1:])
-            return value
-
-        further = {
-            name: tree_map(lambda value, name=name: repeated(value, name), self.kwargs[name]) for name in self.kwargs
-        }
-        return self.inferer(inputs, network, *tree_map(repeated, self.args), **further)
+        if not isinstance(self.inferer, SlidingWindowInferer):
+            return self.inferer(inputs, network, *tree_map(repeated, self.args), **tree_map(repeated, self.kwargs))
+        # What comes with patches must suit any number of them; but of a condition each image has its own patches.
+        further = dict(self.kwargs)
+        if "condition" in further:
+            further["condition"] = tree_map(repeated, further["condition"])
+        return self.inferer(inputs, network, *self.args, **further)
 
 
 def _without_threshold(inferer: Any) -> Any:
     """A copy of an inferer that holds a detector, whose boxes may have any score."""
-    detectors = [name for name, part in vars(inferer).items() if hasattr(part, "box_selector")]
-    if not detectors:
-        return inferer
-    detector = copy.copy(getattr(inferer, detectors[0]))
-    detector.box_selector = copy.copy(detector.box_selector)
-    detector.box_selector.score_thresh = 0.0
     inferer = copy.copy(inferer)
-    setattr(inferer, detectors[0], detector)
+    for name, part in vars(inferer).items():
+        if hasattr(part, "box_selector"):
+            detector = copy.copy(part)
+            detector.box_selector = copy.copy(part.box_selector)
+            detector.box_selector.score_thresh = 0.0
+            setattr(inferer, name, detector)
     return inferer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,17 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Setting", "Sweep", "gather", "plot_sweep"]
 
-FIGURES: tuple[str, ...] = (
-    "cases",
-    "missing",
-    "failures",
-    "forwards",
-    "seconds",
-    "mean_score",
-    "mean_peak_saliency",
-    "hits",
+FIGURES = (
+    *("cases", "missing", "failures", "forwards", "seconds", "mean_score", "mean_peak_saliency", "hits"),
+    *("agreement", "compared"),
 )
-FIGURES += ("agreement", "compared")
 
 
 @dataclass
@@ -56,16 +50,19 @@ class Setting:
     @property
     def figures(self) -> dict[str, float]:
         """The figures of the cohort, and of the sweep; ``peak_in_label`` is called ``hits`` here."""
-        found = figures(self.rows, len(self.failures))
-        found |= {"missing": len(self.missing), "compared": self.compared}
-        found |= {} if self.agreement is None else {"agreement": self.agreement}
-        return found | ({"hits": found["peak_in_label"]} if "peak_in_label" in found else {})
+        values = figures(self.rows, len(self.failures))
+        values |= {"missing": len(self.missing), "compared": self.compared}
+        if "peak_in_label" in values:
+            values["hits"] = values["peak_in_label"]
+        if self.agreement is not None:
+            values["agreement"] = self.agreement
+        return values
 
     @property
     def forwards_per_case(self) -> float:
         """The mean number of forwards of an explained case. 0 without such a case."""
-        found = self.figures
-        return found["forwards"] / found["cases"] if found["cases"] else 0.0
+        values = self.figures
+        return values["forwards"] / values["cases"] if values["cases"] else 0.0
 
     @property
     def complete(self) -> bool:
@@ -75,7 +72,7 @@ class Setting:
 
 @dataclass
 class Sweep:
-    """The settings of a sweep, and the reference setting: all maps are compared with its maps.
+    """The settings of a sweep. All maps are compared with the maps of the setting with the most forwards a case.
 
     The agreement of a setting is the Pearson correlation of the maps of one case, class and channel over the voxels of
     the scan, as a mean. (A rank correlation would mostly compare the many voxels that do not matter.) Constant maps
@@ -93,21 +90,24 @@ class Sweep:
     def __str__(self) -> str:
         lines = [f"settings: {len(self.settings)}", f"agreement is with {self.reference.name}"]
         for setting in self.settings:
-            if not setting.complete:
-                names = ", ".join(setting.missing[:5]) + ", ..." * (len(setting.missing) > 5)
-                lines.append(
-                    f"not complete: {setting.name}: maps of {len(setting.cases)} cases, none of {names or '-'}"
-                )
-                lines += [f"  {row['case']} failed: {row['error']}" for row in setting.failures[:1]]
+            if setting.complete:
+                continue
+            shown = setting.missing[:5] + (["..."] if len(setting.missing) > 5 else [])
+            without = ", ".join(shown) or "-"
+            lines.append(f"not complete: {setting.name}: maps of {len(setting.cases)} cases, none of {without}")
+            if setting.failures:
+                first = setting.failures[0]
+                lines.append(f"  {first['case']} failed: {first['error']}")
         return "\n".join(lines)
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write ``sweep.csv``, with a row for each setting, and ``sweep.png``."""
-        ids = list(dict.fromkeys(name for setting in self.settings for name in setting.values))
+        ids: dict[str, None] = {}
         rows = []
         for setting in self.settings:
-            figures = {name: f"{value:.10g}" for name, value in setting.figures.items()}
-            rows.append({"setting": setting.name, **setting.values, **figures})
+            ids |= dict.fromkeys(setting.values)
+            written = {name: f"{value:.10g}" for name, value in setting.figures.items()}
+            rows.append({"setting": setting.name, **setting.values, **written})
         table, picture = Path(folder) / "sweep.csv", Path(folder) / "sweep.png"
         write_csv(table, ["setting", *ids, *FIGURES], rows)
         with atomic_path(picture) as temporary:
@@ -115,20 +115,18 @@ class Sweep:
         return [table, picture]
 
 
-def gather(sweep_dir: str | Path, reference: str | None = None) -> Sweep:
+def gather(sweep_dir: str | Path) -> Sweep:
     """Read the results of a sweep so far. Nothing is written, and the runs need not have ended."""
     settings = _settings(Path(sweep_dir))
     known = {row["case"] for setting in settings for row in [*setting.rows, *setting.failures]}
-    by_name = {setting.name: setting for setting in settings}
-    if reference is not None and reference not in by_name:
-        raise ValueError(f"unknown setting {reference!r}: choose one of {', '.join(by_name)}")
-    most = max(settings, key=lambda setting: setting.forwards_per_case)
-    chosen = most if reference is None else by_name[reference]
+    reference = max(settings, key=lambda setting: setting.forwards_per_case)
     for setting in settings:
         setting.missing = sorted(known - setting.cases)
-        found = [value for case in sorted(known) for value in _correlation(setting, chosen, case)]
-        setting.agreement, setting.compared = (float(np.mean(found)) if found else None), len(found)
-    return Sweep(settings, chosen)
+        agreements = [_agreement(setting, reference, case) for case in sorted(known)]
+        defined = [agreement for agreement in agreements if np.isfinite(agreement)]
+        setting.compared = len(defined)
+        setting.agreement = float(np.mean(defined)) if defined else None
+    return Sweep(settings, reference)
 
 
 def _settings(sweep_dir: Path) -> list[Setting]:
@@ -136,41 +134,50 @@ def _settings(sweep_dir: Path) -> list[Setting]:
         raise ValueError(f"{sweep_dir} is not a folder: give the folder with the output folders of the sweep")
     settings = []
     for folder in sweep_dir.iterdir():
-        home = next((home for home in (folder, folder / "saliency") if (home / "summary.csv").is_file()), None)
+        homes = [home for home in (folder, folder / "saliency") if (home / "summary.csv").is_file()]
         values = settings_of(folder.name)
         # A setting whose job has no table yet counts too.
-        if folder.is_dir() and (home is not None or values):
-            home = home or folder
+        if folder.is_dir() and (homes or values):
+            home = homes[0] if homes else folder
             failures = CaseTable(home / "failures.csv", columns=Failures.COLUMNS).read()
             settings.append(Setting(folder.name, home, values, Summary(home / "summary.csv").read(), failures))
     if not settings:
         raise ValueError(
             f"{sweep_dir} holds no settings: folders named id=value,id=value, or with a summary.csv in them"
         )
-    # So that num_masks=500 comes before num_masks=1000.
-    return sorted(
-        settings, key=lambda setting: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", setting.name)]
-    )
+    return sorted(settings, key=_in_order)
 
 
-def _correlation(setting: Setting, reference: Setting, case: str) -> list[float]:
-    """The mean correlation of two settings' maps of a case; empty where they have nothing to compare."""
+def _in_order(setting: Setting) -> list[int | str]:
+    """Sorts ``num_masks=500`` before ``num_masks=1000``."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", setting.name)]
+
+
+def _agreement(setting: Setting, reference: Setting, case: str) -> float:
+    """The mean correlation of two settings' maps of a case; NaN where they have nothing to compare."""
     ours, theirs = _maps(setting, case), _maps(reference, case)
-    values = np.array([float(correlation(ours[key], theirs[key])) for key in ours if key in theirs])
-    known = values[np.isfinite(values)]  # a constant map has no correlation with anything
-    return [float(known.mean())] if len(known) else []
+    defined = []
+    for key in ours.keys() & theirs.keys():
+        value = float(correlation(ours[key], theirs[key]))
+        if np.isfinite(value):  # a constant map has none
+            defined.append(value)
+    return float(np.mean(defined)) if defined else math.nan
 
 
-def _maps(setting: Setting, case: str) -> dict[Any, torch.Tensor]:
+def _maps(setting: Setting, case: str) -> dict[tuple[Any, ...], torch.Tensor]:
     """The maps ``(1, N)`` of a case, by class, channel and shape."""
     rows = [row for row in setting.rows if row["case"] == case]
     path = setting.folder / f"{case}_saliency.nii.gz"
     if not rows or not path.is_file():
         return {}
     voxels, _ = read_map(path)
-    maps = [voxels] if len(rows) == 1 else np.moveaxis(voxels, -1, 0)
-    each = zip(rows, maps, strict=False)
-    return {(row["class"], row["channel"], own.shape): torch.tensor(own.reshape(1, -1)).double() for row, own in each}
+    if len(rows) == 1:
+        voxels = voxels[..., None]
+    maps = {}
+    for number, row in enumerate(rows):
+        own = voxels[..., number]
+        maps[row["class"], row["channel"], own.shape] = torch.tensor(own.reshape(1, -1)).double()
+    return maps
 
 
 def plot_sweep(sweep: Sweep) -> Figure:
@@ -180,13 +187,12 @@ def plot_sweep(sweep: Sweep) -> Figure:
     figure = require("matplotlib.figure", extra="bundle").Figure(figsize=size, layout="constrained")
     for ax, (label, name) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         for number, setting in enumerate(sweep.settings, 1):
-            value = setting.figures.get(name)
-            # Drawn for the list only, if a setting has no point.
-            point = ([], []) if value is None else ([setting.forwards_per_case], [value])
+            # A point of NaN is drawn in the legend only.
+            point = setting.forwards_per_case, setting.figures.get(name, math.nan)
             colour = f"C{(number - 1) % 10}"
             ax.plot(*point, "o", color=colour, markerfacecolor=colour if setting.complete else "white")
-            if value is not None:
-                ax.annotate(str(number), (setting.forwards_per_case, value), (0, 4), textcoords="offset points")
+            if not math.isnan(point[1]):
+                ax.annotate(str(number), point, (0, 4), textcoords="offset points")
         ax.set(xlabel="forwards per case", ylabel=label)
         ax.grid(alpha=0.3)
     names = [f"{number} {_name(setting)}" for number, setting in enumerate(sweep.settings, 1)]
@@ -196,5 +202,7 @@ def plot_sweep(sweep: Sweep) -> Figure:
 
 def _name(setting: Setting) -> str:
     """The name of a setting in the plot's legend."""
-    name = setting.name if len(setting.name) <= 60 else f"{setting.name[:57]}..."
+    name = setting.name
+    if len(name) > 60:
+        name = f"{name[:57]}..."
     return name if setting.complete else f"{name} ({len(setting.missing)} missing)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -289,8 +290,11 @@ class CaseIds:
 
 
 def loading_error(error: Exception, case: Mapping[str, Any], index: int) -> CaseError:
-    """The error of a case that cannot be loaded, in words that say what to do."""
+    """The error of a case that cannot be loaded or preprocessed, in words that say what to do."""
     name, image = str(case.get("case", index)), case.get("image")
+    step = _failed_step(error)
+    if step and not step.startswith("Load"):
+        return as_case_error(error, name, f"{step} of the preprocessing failed: ", f". Check the settings of {step}")
     files = image if isinstance(image, list) else [image]
     words, advice = image, "Check that it is complete (a truncated file must be copied again), or remove it"
     if isinstance(image, list) and format_of(image[0]) is None:  # whose paths may name a patient
@@ -298,3 +302,13 @@ def loading_error(error: Exception, case: Mapping[str, Any], index: int) -> Case
     elif lost := [file for file in files if isinstance(file, str | Path) and not os.path.exists(file)]:
         return CaseError(name, _missing(lost[0]))
     return as_case_error(error, name, f"{words} could not be loaded: ", f". {advice}")
+
+
+def _failed_step(error: BaseException | None) -> str:
+    """The name of the transform that failed, which MONAI's errors give as ``<module.Name object at ...>``; or empty."""
+    name = ""
+    while error is not None:
+        if step := re.match(r"applying transform <(?:function )?([\w.]+)", str(error)):
+            name = step[1].rpartition(".")[2]
+        error = error.__cause__
+    return name

@@ -152,7 +152,7 @@ class Cohort:
     def expect(self) -> None:
         """Note that every case must have a map or a failure once all processes are done."""
         # Only the summary knows what other processes have done.
-        if isinstance(self._loader, CohortLoader) and self.handler.summary is not None:
+        if isinstance(self._loader, CohortLoader):
             self.explainer.waiting = list(self._loader.names)
 
 
@@ -197,9 +197,12 @@ class _Chosen:
         return len(self._indices)
 
     def __iter__(self) -> Iterator[Any]:
-        stop = self._indices[-1] + 1 if self._indices else 0
         chosen = set(self._indices)
-        return (value for place, value in enumerate(islice(self._values, stop)) if place in chosen)
+        if not chosen:
+            return
+        for place, value in enumerate(islice(self._values, max(chosen) + 1)):
+            if place in chosen:
+                yield value
 
 
 def _drop_what_is_of_all(evaluator: Evaluator) -> None:

@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
-import torch.nn.functional as F
 from monai.data import MetaTensor, decollate_batch
 from monai.utils import CommonKeys
 from torch.nn.parallel import DistributedDataParallel
@@ -56,41 +54,28 @@ def merge_over_ranks(states: Sequence[CaseState], group: dist.ProcessGroup | Non
     """Gather the scores of all ranks; each rank has scored another part of the same images' masks."""
     rank, count = rank_of(group)
     if count > 1:
-        ranks = from_all_ranks([(_thumbnail(state), WorkerScores.of(state)) for state in states], group=group)
-        _check_same(ranks)
-        take_scores(states, [[scores for _, scores in theirs] for theirs in ranks], rank)
+        everyones = from_all_ranks([WorkerScores.of(state) for state in states], group=group)
+        _check_same(everyones)
+        take_scores(states, everyones, rank)
         for state in states:
             state.search.next_round()
 
 
-def _thumbnail(state: CaseState) -> np.ndarray:
-    """The image at 3 voxels or fewer along each axis, to notice a different image."""
-    image = state.case.image
-    pool = F.adaptive_avg_pool2d if image.ndim == 3 else F.adaptive_avg_pool3d
-    return pool(image[None].float(), 3).numpy(force=True)
-
-
-def _check_same(ranks: Sequence[Sequence[tuple[np.ndarray, WorkerScores]]]) -> None:
+def _check_same(ranks: Sequence[Sequence[WorkerScores]]) -> None:
     """Refuse ranks that hold different images, or have other settings."""
     for rank, theirs in enumerate(ranks):
         found = [] if len(theirs) == len(ranks[0]) else [f"the number of images ({len(ranks[0])} and {len(theirs)})"]
-        for (image, ours), (other, scores) in zip(ranks[0], theirs, strict=False):
-            if not _same(image, other):
-                found.append(f"the image ({ours.name} and another {scores.name})")
-            if ours.one_by_one == scores.one_by_one:  # else some begin anew, see `take_scores`
-                found += ours.differences(scores)
+        for ours, other in zip(ranks[0], theirs, strict=False):
+            if ours.name != other.name:
+                found.append(f"the image ({ours.name} and {other.name})")
+            if ours.one_by_one == other.one_by_one:  # else some begin anew, see `take_scores`
+                found += ours.differences(other)
         if found:
             raise ValueError(
                 "ranks share the masks of an image, so each must be given the same images in the same order, and have "
                 f"the same settings and network: rank 0 and rank {rank} differ in {' and '.join(found)}. Leave out a "
                 "sampler that shares images (DistributedSampler; in Lightning, Trainer(use_distributed_sampler=False))"
             )
-
-
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two thumbnails are of one image, up to what two machines' preprocessing differs by."""
-    scale = float(np.nan_to_num(np.abs(one), posinf=0).max(initial=0))
-    return one.shape == other.shape and bool(np.allclose(one, other, rtol=0, atol=1e-4 * scale, equal_nan=True))
 
 
 class MasksOverRanks(Sharing):
@@ -183,15 +168,18 @@ class BatchExplainer:
         values: Mapping[str, Any] = batch if isinstance(batch, Mapping) else {self.image_key: batch}
         images = values[self.image_key]
         inputs = self.inferer.inputs.join(images, {key: values[key] for key in self.held_keys})
-        given: list[dict[str, Any]] = [{} for _ in images]
-        for known, name in zip(given, values.get("case", ()), strict=False):
-            known["name"] = str(name)
-        for known, labels in zip(given, () if self.label_key is None else values[self.label_key], strict=False):
-            known["labels"] = labels
-        cases = [Case.of(images, index, **known) for index, known in enumerate(given)]
+        cases = []
+        for index in range(len(images)):
+            given: dict[str, Any] = {}
+            if "case" in values:
+                given["name"] = str(values["case"][index])
+            if self.label_key is not None:
+                given["labels"] = values[self.label_key][index]
+            cases.append(Case.of(images, index, **given))
         explanations = self.inferer.explain(inputs, self.network, cases=cases)
-        scans = decollate_batch(images) if isinstance(images, MetaTensor) and images.is_batch else list(images)
-        return [
-            {"case": each.name, "saliency": with_meta_of(scan, each.saliency), "explained": each.explained}
-            for scan, each in zip(scans, explanations, strict=True)
-        ]
+        is_batch = isinstance(images, MetaTensor) and images.is_batch
+        rows = []
+        for scan, explanation in zip(decollate_batch(images) if is_batch else images, explanations, strict=True):
+            saliency = with_meta_of(scan, explanation.saliency)
+            rows.append({"case": explanation.name, "saliency": saliency, "explained": explanation.explained})
+        return rows

@@ -102,10 +102,13 @@ class RayEngine(Engine):
 
     def _pool(self, resources: dict[str, float]) -> tuple[int, float]:
         """How many actors there are, and the GPUs of each."""
-        cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
-        num_gpus = self.num_gpus if self.num_gpus is not None else float(gpus > 0)
-        room = int(min(cpus / self.num_cpus, gpus / num_gpus if num_gpus else cpus))
-        return self.max_workers or max(1, room), num_gpus
+        gpus, num_gpus = resources.get("GPU", 0.0), self.num_gpus
+        if num_gpus is None:
+            num_gpus = 1.0 if gpus > 0 else 0.0
+        room = resources.get("CPU", 0.0) / self.num_cpus
+        if num_gpus:
+            room = min(room, gpus / num_gpus)
+        return self.max_workers or max(1, int(room)), num_gpus
 
 
 def _replies(actors: Sequence[Any], calls: Sequence[Sequence[Unit]]) -> Iterator[Reply]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from monai_saliency.distributed.base import RankEngine
 
@@ -18,19 +17,15 @@ class SlurmEngine(RankEngine):
 
     Args:
         split: what the processes share, see :class:`~monai_saliency.distributed.RankEngine`.
-        environment: SLURM's variables; the environment of this process by default.
 
     Raises:
         ValueError: when the array's indices are not evenly spaced, so that no task knows how many come before it.
     """
 
-    def __init__(self, split: str = "auto", environment: Mapping[str, str] = os.environ) -> None:
-        def number(name: str, default: int) -> int:
-            return int(environment.get(f"SLURM_{name}", default))
-
-        task = number("ARRAY_TASK_ID", 0)
-        first, last, step = (number(f"ARRAY_TASK_{name}", n) for name, n in (("MIN", 0), ("MAX", 0), ("STEP", 1)))
-        tasks = number("ARRAY_TASK_COUNT", 1)
+    def __init__(self, split: str = "auto") -> None:
+        task, tasks = _number("ARRAY_TASK_ID", 0), _number("ARRAY_TASK_COUNT", 1)
+        first, last = _number("ARRAY_TASK_MIN", 0), _number("ARRAY_TASK_MAX", 0)
+        step = _number("ARRAY_TASK_STEP", 1)
         if (last - first) // step + 1 != tasks:
             raise ValueError(
                 f"an array shares a cohort where its indices are evenly spaced, as in --array=0-{tasks - 1}: got "
@@ -38,6 +33,11 @@ class SlurmEngine(RankEngine):
                 "not done again"
             )
         # srun starts the processes of a step; the batch script itself is one process, whatever the job requested.
-        processes = number("STEP_NUM_TASKS", 1) if "SLURM_STEP_ID" in environment else 1
-        process = number("PROCID", 0) if processes > 1 else 0
+        processes = _number("STEP_NUM_TASKS", 1) if "SLURM_STEP_ID" in os.environ else 1
+        process = _number("PROCID", 0) if processes > 1 else 0
         super().__init__((task - first) // step * processes + process, tasks * processes, split)
+
+
+def _number(name: str, default: int) -> int:
+    """The number that SLURM gives this process in a variable."""
+    return int(os.environ.get(f"SLURM_{name}", default))

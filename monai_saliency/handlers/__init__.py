@@ -4,7 +4,8 @@
 module                what it has
 ====================  ==================================================================================
 ``saliency_handler``  :class:`SaliencyHandler`, the event hooks; needs the extra ``bundle``
-``summary``           :class:`Summary`, the rows of ``summary.csv``, which settings made them, the cohort's figures
+``summary``           :class:`Summary`, the rows of ``summary.csv``, and the cohort's figures
+``run_settings``      which settings, network and scan made a row
 ``trust``             :class:`Trust`, how far to trust the map of a case: the figures of ``--trust true``
 ``trust_page``        :func:`trust_page`, the page ``trust.md`` of a cohort
 ``mlflow``            :class:`Tracker`, what ``--tracking mlflow`` records

@@ -22,6 +22,7 @@ from monai_saliency.visualize.pictures import PICTURE_FORMATS
 __all__ = ["Tracker", "check"]
 
 _CASE_METRICS = ("probability", "score", "peak_saliency", "peak_in_label", "forwards", "seconds")
+_TRUTHS = {"True": 1, "False": 0}
 _BATCH = 1000  # metrics that MLflow takes at once
 
 
@@ -55,7 +56,6 @@ class Tracker:
         network_id: recorded in place of the fingerprint.
         output_dir: where pictures are.
         picture: whether the run draws them.
-        saliency_key: the end of their names.
     """
 
     handlers: Sequence[Any]
@@ -66,7 +66,6 @@ class Tracker:
     network_id: str | None = None
     output_dir: str | Path = "."
     picture: bool = True
-    saliency_key: str = "saliency"
     _runs: list[Any] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +76,11 @@ class Tracker:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        status = "FINISHED" if error is None else "FAILED" if isinstance(error, Exception) else "KILLED"
+        status = "KILLED"
+        if error is None:
+            status = "FINISHED"
+        elif isinstance(error, Exception):
+            status = "FAILED"
         for handler, run in zip(self.handlers, self._runs, strict=True):
             self._finish(handler, run, status)
 
@@ -115,12 +118,14 @@ class Tracker:
     def _log_metrics(self, client: Any, run_id: str, rows: Sequence[dict[str, str]]) -> None:
         metric = require("mlflow.entities", extra="mlflow").Metric
         now = int(time.time() * 1000)
-        metrics = [metric(name, value, now, 0) for name, value in figures(rows, len(self.failures.rows)).items()]
+        metrics = []
+        for name, value in figures(rows, len(self.failures.rows)).items():
+            metrics.append(metric(name, value, now, 0))
         for step, row in enumerate(rows, start=1):
             for name in _CASE_METRICS:
-                if row[name]:
-                    value = float({"True": 1, "False": 0}.get(row[name], row[name]))
-                    metrics.append(metric(f"case/{name}", value, now, step))
+                text = row[name]
+                if text:
+                    metrics.append(metric(f"case/{name}", float(_TRUTHS.get(text, text)), now, step))
         for start in range(0, len(metrics), _BATCH):
             client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
 
@@ -128,8 +133,10 @@ class Tracker:
         for path in (self.summary.path, self.failures.path):
             if path.is_file():
                 client.log_artifact(run_id, str(path))
-        for case in dict.fromkeys(row["case"] for row in rows if self.picture):
+        if not self.picture:
+            return
+        for case in dict.fromkeys(row["case"] for row in rows):
             for kind in PICTURE_FORMATS:
-                picture = Path(self.output_dir) / f"{case}_{self.saliency_key}.{kind}"
+                picture = Path(self.output_dir) / f"{case}_saliency.{kind}"
                 if picture.is_file():
                     client.log_artifact(run_id, str(picture), (Path("pictures") / case).parent.as_posix())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,8 +16,10 @@ from monai.transforms import Invertd
 from monai.utils import CommonKeys
 
 from monai_saliency.cases import Case, image_file
-from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
-from monai_saliency.handlers.summary import Summary, described, figures, note_settings, scan_mark, summarize
+from monai_saliency.errors import CaseError
+from monai_saliency.handlers.background import Background
+from monai_saliency.handlers.run_settings import described, note_settings, scan_mark
+from monai_saliency.handlers.summary import Summary, figures, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
@@ -43,7 +43,10 @@ from monai_saliency.utils.timing import Timestamp, stage
 if TYPE_CHECKING:
     from ignite.engine import Engine
 
-__all__ = ["Batch", "SaliencyHandler", "predictions_of"]
+__all__ = ["Batch", "Item", "SaliencyHandler", "predictions_of"]
+
+#: a case as transforms take it: values by key
+Item = dict[Any, Any]
 
 Events = require("ignite.engine", extra="bundle").Events
 logger = logging.getLogger(__name__)
@@ -52,42 +55,12 @@ logger = logging.getLogger(__name__)
 _FIRST = 10
 
 
-class _Background:
-    """Runs pieces of work one after another in one thread. At most two wait or run."""
-
-    def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
-        self._pieces: deque[Future[None]] = deque()
-
-    def submit(self, work: Callable[[], None], held: ExitStack) -> None:
-        """Hand over work, and contexts to close when it has run or is skipped. Waits if the queue is full, and raises
-        the error of an earlier piece.
-        """
-        while self._pieces and (len(self._pieces) > 1 or self._pieces[0].done()):
-            self._pieces.popleft().result()
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="Background")
-        piece, close = self._thread.submit(work), held.pop_all().close
-        piece.add_done_callback(lambda _: close())
-        self._pieces.append(piece)
-
-    def finish(self, skip: bool = False) -> None:
-        """Wait until all pieces are done, or skip those that have not begun, and raise the first error."""
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=skip)
-            self._thread = None
-        pieces, self._pieces = self._pieces, deque()
-        for piece in pieces:
-            if not piece.cancelled():
-                piece.result()
-
-
 @dataclass(frozen=True)
 class Batch:
     """Images that are explained together."""
 
     inputs: torch.Tensor
-    items: Sequence[dict[Any, Any]]
+    items: Sequence[Item]
     inferer: PerturbationInferer | None = None
     predictions: Sequence[Any] | None = None
     held: Mapping[Any, torch.Tensor] = field(default_factory=dict)
@@ -107,31 +80,37 @@ class SaliencyHandler:
         network: the network.
         postprocessing: transforms of one case's dictionary: the batch's own keys, the map, ``explanation`` and
             ``title``.
-        summary: the cohort's table; none is written when None.
-        failures: the list of cases that cannot be explained. The error is raised when None.
+        summary: the cohort's table.
+        failures: the list of cases that cannot be explained.
         store: keeps scores, so that a stopped run resumes; nothing is kept when None.
         network_id: a name for the network in the store, needed where it is not a module.
-        image_key: the key of the network's input.
         saliency_key: the key of the map.
         label_key: the key of a case's label map ``(1, *spatial)`` on the network's grid, for regions.
         standard_error_key: the key of the map's standard error, of the map's shape, where it has one; None for none. It
             costs about as much time as making the perturbed images again.
         trust: measures how far to trust each map, for the summary and ``trust.md``; it multiplies the forwards.
-        method: the name of the method, for the line that is printed before the first case.
+        method: the name of the method, for the line that is printed before the first case and for what is written.
 
     Attributes:
         explainer: explains the cases; it has the claims, the stored scores and the cases that wait.
+        inferer: explains images, unless a batch brings its own.
+        image_key: the key of the network's input in a case.
 
     Example::
 
         >>> import torch
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
         >>> import monai_saliency as ms
+        >>> from monai_saliency.storage.tables import Failures
         >>> network = torch.nn.Flatten()
         >>> evaluator = ms.engines.CohortEvaluator(torch.device("cpu"), [{"image": torch.ones(1, 1, 1, 2)}], network)
         >>> explain = ms.sliding_window(1, target=ms.ClassScore([0], "none"))
-        >>> handler = SaliencyHandler(explain, network, lambda item: item)
-        >>> handler.attach(evaluator)
-        >>> evaluator.run()
+        >>> with TemporaryDirectory() as folder:
+        ...     tables = Summary(Path(folder) / "summary.csv"), Failures(Path(folder) / "failures.csv")
+        ...     handler = SaliencyHandler(explain, network, lambda item: item, *tables)
+        ...     handler.attach(evaluator)
+        ...     evaluator.run()
         >>> handler.explained
         ['image 0 of the batch']
     """
@@ -141,11 +120,10 @@ class SaliencyHandler:
         inferer: PerturbationInferer,
         network: Callable[..., torch.Tensor],
         postprocessing: Callable[[dict[str, Any]], dict[str, Any]],
-        summary: Summary | None = None,
-        failures: Failures | None = None,
+        summary: Summary,
+        failures: Failures,
         store: ScoreStore | None = None,
         network_id: str | None = None,
-        image_key: str = CommonKeys.IMAGE,
         saliency_key: str = "saliency",
         label_key: str | None = None,
         standard_error_key: str | None = None,
@@ -153,30 +131,22 @@ class SaliencyHandler:
         method: str | None = None,
     ) -> None:
         self.explainer = CaseExplainer(inferer, network, store, failures, network_id)
-        #: explains images, unless a batch brings its own
         self.inferer = self.explainer.inferer
-        #: the scores that are kept
         self.store = store
         self.postprocessing = instance("postprocessing", postprocessing, (), "a transform of a case", function=True)
-        self.summary = instance("summary", summary, Summary, "Summary(path)", none=True)
-        self.failures = failures
-        self.image_key = image_key
+        self.summary = instance("summary", summary, Summary, "Summary(path)")
+        self.failures = instance("failures", failures, Failures, "Failures(path)")
+        self.image_key: Any = CommonKeys.IMAGE
         self.saliency_key = saliency_key
         self.label_key = label_key
         self.standard_error_key = standard_error_key
         self.trust = instance("trust", trust, Trust, "Trust()", none=True)
-        self._background = _Background()
+        self.method = method
+        self._background = Background()
         self._marks: dict[str, str] = {}  # of the rows of this run, by the network that made them
         self._loader: Any = None
-        self._method = method
         self._is_opened = False
-        if failures is not None:
-            failures.withdraw_by(self.withdraw)
-
-    @property
-    def whole_inferer(self) -> PerturbationInferer:
-        """The inferer with all that is known only at the first case, for the description of what made the maps."""
-        return self.inferer
+        self.failures.withdraw_by(self.withdraw)
 
     @property
     def explained(self) -> list[str]:
@@ -209,31 +179,45 @@ class SaliencyHandler:
             logger.error("%s, while the run was stopping", other, exc_info=other)
         raise error
 
+    # What is explained. -----------------------------------------------------------------------------------------------
+
     def __call__(self, engine: Engine) -> None:
         self._loader = getattr(engine, "data_loader", None)
         for batch in self.batches(engine):
-            predictions = batch.predictions or [None] * len(batch.items)
-            cases = [self._case_of(*each) for each in zip(batch.items, predictions, strict=True)]
+            cases = [self._case_of(item) for item in batch.items]
+            if batch.predictions is not None:
+                pairs = zip(cases, batch.predictions, strict=True)
+                cases = [replace(case, prediction=prediction) for case, prediction in pairs]
             self._open(engine, batch)
             write = partial(self._write_later, batch, cases)
             self.explainer.explain(batch.inputs, cases, write, batch.inferer, batch.held)
 
     def _open(self, engine: Any, batch: Batch) -> None:
         """Print what is explained and how, once."""
-        inferer, self._is_opened, is_opened = batch.inferer or self.inferer, True, self._is_opened
-        if is_opened or not inferer.progress or self.explainer.assignment.quiet:
+        is_opened, self._is_opened = self._is_opened, True
+        if is_opened or not self._is_shown:
             return
-        folder = f"; results go to {self.summary.path.parent}" if self.summary is not None else ""
         network, shape = type(engine.network).__name__, tuple(batch.inputs.shape[1:])
-        how = f"by {self._method or inferer.masks}, hidden by {getattr(inferer.fill, '__name__', inferer.fill)}"
-        print(f"monai_saliency: {network} on images {shape}; {inferer.target}, {how}{folder}", flush=True)
+        fill = getattr(self.inferer.fill, "__name__", self.inferer.fill)
+        how = f"by {self.method or self.inferer.masks}, hidden by {fill}"
+        print(
+            f"monai_saliency: {network} on images {shape}; {self.inferer.target}, {how}; results go to "
+            f"{self.summary.path.parent}",
+            flush=True,
+        )
+
+    @property
+    def _is_shown(self) -> bool:
+        """Whether this process reports its progress."""
+        return bool(self.inferer.progress) and not self.explainer.assignment.quiet
 
     def batches(self, engine: Engine) -> Iterator[Batch]:
         """The batches to explain after one iteration of the evaluator."""
         output: Any = engine.state.output
-        images, items = output[self.image_key], decollate_batch(engine.state.batch)
-        chosen = choose_fill(self.inferer, self.explainer.network, self.first_cases(images))
-        self.inferer = self.explainer.inferer = chosen
+        images = output[self.image_key]
+        items = decollate_batch(engine.state.batch)
+        self.inferer = choose_fill(self.inferer, self.explainer.network, self.first_cases(images))
+        self.explainer.inferer = self.inferer
         for i, item in enumerate(items):
             item.setdefault("case", scan_name(images, i))
         yield Batch(images, items, predictions=self._predictions(engine, len(items)))
@@ -241,11 +225,12 @@ class SaliencyHandler:
     def first_cases(self, like: torch.Tensor, label_key: Any = None) -> Iterator[tuple[torch.Tensor, Case]]:
         """The cohort's first loadable cases, each an image ``(1, C, *spatial)`` of the type of ``like``."""
         dataset: Any = getattr(self._loader, "cohort", getattr(self._loader, "dataset", None))
-        for index in range(min(_FIRST, len(dataset)) if isinstance(dataset, Sized) else 0):
+        count = len(dataset) if isinstance(dataset, Sized) else 0
+        for index in range(min(_FIRST, count)):
             try:
                 item = {"case": str(index), **dataset[index]}
                 item.setdefault(self.label_key, item.get(label_key))
-                yield plain(item[self.image_key])[None].to(plain(like)), self._case_of(item, None)
+                yield plain(item[self.image_key])[None].to(plain(like)), self._case_of(item)
             except Exception as error:
                 logger.info("case %d of the cohort is left out of the first cases: %s", index, error)
 
@@ -257,7 +242,7 @@ class SaliencyHandler:
         output: Any = engine.state.output
         return predictions_of(output.get(CommonKeys.PRED), count)
 
-    def _case_of(self, item: dict[Any, Any], prediction: Any) -> Case:
+    def _case_of(self, item: Item) -> Case:
         image = item[self.image_key]
         return Case(
             str(item["case"]),
@@ -265,55 +250,69 @@ class SaliencyHandler:
             spacing=image_spacing(image[None]),
             file=image_file(image),
             affine=image_affine(image[None]),
-            prediction=prediction,
         )
 
+    # What is written of a case. ---------------------------------------------------------------------------------------
+
     def _write_later(self, batch: Batch, cases: Sequence[Case], explained: Explained) -> None:
-        """Copy a case to the host, so that the device's memory is free for the next case, and have it written."""
-        item, case, mark = batch.items[explained.index], cases[explained.index], self._mark()
-        work = None
+        """Have an explained case written in the background."""
+        write = self._prepared(batch, cases[explained.index], explained)
+        if write is not None:
+            self._background.submit(write, explained.claim)
+
+    def _prepared(self, batch: Batch, case: Case, explained: Explained) -> Callable[[], None] | None:
+        """Copy a case to the host, so that the device's memory is free for the next case. What writes it; None if it
+        fails here.
+        """
+        mark = self._mark()
         with self._listing(case.name):  # such as too little memory for the standard error
-            copied, explanation = _on_host(item, explained.explanation, self.saliency_key, self.standard_error_key)
-            took = _seconds(explained.start, Timestamp(explained.explanation.saliency.device), explained.count)
-            trust: list[dict[str, Any]] = []
-            if self.trust is not None and self.summary is not None:
-                image, label = plain(batch.inputs)[explained.index], self.label_of(item)
-                how = batch.inferer or self.inferer, self.explainer.network
-                measured = Trusted(explained.explanation, *how, image, case, label, self.explainer.network_id)
-                trust = self.trust.rows(measured, self.summary)
-            work = partial(self._write, copied, explanation, took, mark, trust)
-        if work is not None:
-            self._background.submit(work, explained.claim)
+            item, explanation = _on_host(
+                batch.items[explained.index], explained.explanation, self.saliency_key, self.standard_error_key
+            )
+            end = Timestamp(explained.explanation.saliency.device)
+            took = _seconds(explained.start, end, explained.count)
+            trust = self._trust_rows(batch, case, explained)
+            return partial(self._write, item, explanation, took, mark, trust)
+        return None
+
+    def _trust_rows(self, batch: Batch, case: Case, explained: Explained) -> list[dict[str, Any]]:
+        """How far to trust each map of a case; empty if this is not measured."""
+        if self.trust is None:
+            return []
+        measured = Trusted(
+            explained.explanation,
+            batch.inferer or self.inferer,
+            self.explainer.network,
+            plain(batch.inputs)[explained.index],
+            case,
+            self.label_of(batch.items[explained.index]),
+            self.explainer.network_id,
+        )
+        return self.trust.rows(measured, self.summary)
 
     def _mark(self) -> str:
         """The mark of the rows that are made now: a handler may give the network other weights between two cases."""
-        if self.summary is None:
-            return ""
-        network = self.explainer.network, self.explainer.network_id
-        known = network_fingerprint(*network, kept=True) or "unknown"
+        network, network_id = self.explainer.network, self.explainer.network_id
+        known = network_fingerprint(network, network_id, kept=True) or "unknown"
         if known not in self._marks:
-            self._marks[known] = note_settings(self.summary, described(self.whole_inferer, *network, self._loader))
+            description = described(self.inferer, network, network_id, self._loader)
+            self._marks[known] = note_settings(self.summary, description)
         return self._marks[known]
 
-    def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:
+    def label_of(self, item: Item) -> Callable[[], torch.Tensor] | None:
         """A function that reads the label map ``(1, *spatial)`` of a case on the image's grid; None without one."""
         return label_on_grid(item, self.image_key)
 
     @contextmanager
     def _listing(self, case: str) -> Iterator[None]:
-        """List a case that fails; without a list, raise the error with its name."""
+        """List a case that fails."""
         try:
             yield
         except Exception as error:
-            if self.failures is not None:
-                self.failures.add(case, "explain", error)
-            elif isinstance(root_cause(error), OutputError):
-                raise
-            else:
-                raise as_case_error(error, case) from error
+            self.failures.add(case, "explain", error)
 
     def _write(
-        self, item: dict[Any, Any], explanation: Explanation, took: Callable[[], float], mark: str, trust: Sequence[Any]
+        self, item: Item, explanation: Explanation, took: Callable[[], float], mark: str, trust: Sequence[Any]
     ) -> None:
         """Write a case, in the background."""
         # This thread has its own mode, and never needs gradients.
@@ -321,42 +320,63 @@ class SaliencyHandler:
             seconds = took()  # and the copies are there
             for key in {self.saliency_key, self.standard_error_key, "disagreement"} & item.keys():
                 item[key] = MetaTensor(item[key]).copy_meta_from(item[self.image_key])
-            item |= {"explanation": explanation, "title": _title(explanation), "settings": mark, "method": self._method}
-            for step in steps_of(self.postprocessing):
-                if isinstance(step, Invertd) and self.saliency_key in step.keys:
-                    check_inversion(explanation.name, steps_of(step.transform))
-            done = self.postprocessing(item)
-            maps, errors = done[self.saliency_key], done.get(self.standard_error_key)
-            if self.summary is not None:
-                image = item[self.image_key]
-                # Images without a file are identified by their voxels.
-                scan = scan_mark(image_file(image)) or fingerprint(plain(image))[:8]
-                arrays = maps.numpy(force=True), affine_in_mm(maps), item.get("label")
-                found = summarize(explanation.name, explanation, *arrays, seconds, mark, scan, image, errors)
-                item["title"] += "".join(f"\n{verdict}" for verdict in {row["verdict"]: 0 for row in found} if verdict)
-                self.summary.add([row | more for row, more in zip(found, trust or [{}] * len(found), strict=True)])
-            if self.failures is not None:
-                self.failures.remove(explanation.name)
+            title = _title(explanation)
+            item |= {"explanation": explanation, "title": title, "settings": mark, "method": self.method}
+            self._check_inversion(explanation.name)
+            rows = self._rows(item, self.postprocessing(item), explanation, seconds, mark)
+            if trust:
+                rows = [row | measured for row, measured in zip(rows, trust, strict=True)]
+            self.summary.add(rows)
+            self.failures.remove(explanation.name)
             self.explainer.explained.append(explanation.name)
-            self._report_case(item["title"], explanation, seconds)
+            verdicts = dict.fromkeys(row["verdict"] for row in rows if row["verdict"])
+            self._report_case("\n".join([title, *verdicts]), explanation, seconds)
+
+    def _check_inversion(self, case: str) -> None:
+        """Refuse a preprocessing that the map's way back does not lead through."""
+        for step in steps_of(self.postprocessing):
+            if isinstance(step, Invertd) and self.saliency_key in step.keys:
+                check_inversion(case, steps_of(step.transform))
+
+    def _rows(
+        self, item: Item, done: Mapping[Any, Any], explanation: Explanation, seconds: float, mark: str
+    ) -> list[dict[str, Any]]:
+        """The rows of the summary, of a case before and after its postprocessing."""
+        image, maps = item[self.image_key], done[self.saliency_key]
+        return summarize(
+            explanation.name,
+            explanation,
+            maps.numpy(force=True),
+            affine_in_mm(maps),
+            item.get("label"),
+            seconds,
+            mark,
+            # Images without a file are identified by their voxels.
+            scan_mark(image_file(image)) or fingerprint(plain(image))[:8],
+            image,
+            done.get(self.standard_error_key),
+        )
 
     def _report_case(self, title: str, explanation: Explanation, seconds: float) -> None:
         """Print one line of a case that is done."""
-        if not self.inferer.progress or self.explainer.assignment.quiet:
+        if not self._is_shown:
             return
-        progress, failed = self.explainer.progress, [] if self.failures is None else self.failures.rows
-        number, of = len(self.explained) + len(failed), "" if progress.cases is None else f" of {progress.cases}"
+        progress = self.explainer.progress
+        number = f"case {len(self.explained) + len(self.failures.rows)}"
+        if progress.cases is not None:
+            number = f"{number} of {progress.cases}"
         words = title.replace("\n", ": ", 1).replace("\n", ", ")
-        progress.say(f"case {number}{of}, {words}; {explanation.num_forwards} forwards, {seconds:.1f} s")
+        progress.say(f"{number}, {words}; {explanation.num_forwards} forwards, {seconds:.1f} s")
 
     def withdraw(self, case: str) -> None:
         """Remove the row of a case, its map and its picture, which an earlier run may have written of another scan."""
-        if self.summary is not None:
-            self.summary.replace({case})
+        self.summary.replace({case})
         for step in steps_of(self.postprocessing):
             if hasattr(step, "withdraw"):
                 with suppress(CaseError):  # of a name that leads out of the folder, so that nothing was written
                     step.withdraw(case)
+
+    # The cohort. ------------------------------------------------------------------------------------------------------
 
     def _report(self, engine: Engine) -> None:
         self.explainer.progress.close()
@@ -366,21 +386,23 @@ class SaliencyHandler:
     def write_trust(self) -> None:
         """Write the cohort's page ``trust.md`` from the present summary."""
         # Rows of this run may have taken the place of rows with figures.
-        if self.summary is not None and (self.trust is not None or self.summary.path.with_name("trust.md").exists()):
+        if self.trust is not None or self.summary.path.with_name("trust.md").exists():
             write_trust_page(self.summary)
 
     def incomplete(self, alike: bool = False) -> list[str]:
-        """The waiting cases that have neither a map nor a failure by now."""
-        ended, marks = set(self.explained), set(self._marks.values())
-        rows = [] if self.summary is None else self.summary.read()
-        ended |= {row["case"] for row in rows if not (alike and marks) or row["settings"] in marks}
-        ended |= set() if self.failures is None else {row["case"] for row in self.failures.since()}
+        """The waiting cases that have neither a map nor a failure by now; with ``alike``, a map of the settings and
+        weights of this run.
+        """
+        rows, marks = self.summary.read(), set(self._marks.values())
+        if alike and marks:
+            rows = [row for row in rows if row["settings"] in marks]
+        ended = {row["case"] for row in [*rows, *self.failures.since()]}
+        ended.update(self.explained)
         return [case for case in dict.fromkeys(self.explainer.waiting) if case not in ended]
 
     def figures(self) -> dict[str, float]:
-        """The cohort's figures, over all runs on the folder so far; none without a summary."""
-        failed = [] if self.failures is None else self.failures.read()
-        return {} if self.summary is None else figures(self.summary.read(), len(failed))
+        """The cohort's figures, over all runs on the folder so far."""
+        return figures(self.summary.read(), len(self.failures.read()))
 
 
 def _count(loader: Any) -> int | None:
@@ -400,18 +422,20 @@ def predictions_of(output: Any, count: int) -> Sequence[Any] | None:
     return [rows(output, index, index + 1, count) for index in range(count)]
 
 
-def _on_host(
-    item: dict[Any, Any], explanation: Explanation, saliency_key: Any, error_key: Any
-) -> tuple[dict[Any, Any], Explanation]:
+def _on_host(item: Item, explanation: Explanation, saliency_key: Any, error_key: Any) -> tuple[Item, Explanation]:
     """An explained case in the host's memory, or on its way there: on CUDA nothing waits for the copies here."""
-    found = {key: value for key, value in item.items() if key != error_key} | explanation.maps_beside(error_key)
-    found[saliency_key] = explanation.saliency
-    found = {key: to_host(value) if isinstance(value, torch.Tensor) else value for key, value in found.items()}
-    own: dict[str, Any] = {
-        name: None if (value := getattr(explanation, name)) is None else to_host(value)
-        for name in ("scores", "reference_scores", "hidden_scores", "noise")
-    }
-    return found, replace(explanation, saliency=found[saliency_key], disagreement=found.get("disagreement"), **own)
+    whole = dict(item)
+    whole.pop(error_key, None)
+    whole |= explanation.maps_beside(error_key)
+    whole[saliency_key] = explanation.saliency
+    copied = {}
+    for key, value in whole.items():
+        copied[key] = to_host(value) if isinstance(value, torch.Tensor) else value
+    changes: dict[str, Any] = {"saliency": copied[saliency_key], "disagreement": copied.get("disagreement")}
+    for name in ("scores", "reference_scores", "hidden_scores", "noise"):
+        value = getattr(explanation, name)
+        changes[name] = None if value is None else to_host(value)
+    return copied, replace(explanation, **changes)
 
 
 def _seconds(start: Timestamp, end: Timestamp, count: int) -> Callable[[], float]:
@@ -420,15 +444,23 @@ def _seconds(start: Timestamp, end: Timestamp, count: int) -> Callable[[], float
 
 
 def _title(explanation: Explanation) -> str:
-    described = explanation.target.describe()
-    predicted = f"predicted {described['prediction']}" if "prediction" in described else ""
-    if "probability" in described:
-        predicted += f" ({described['probability']:.3f})"
-    target, scores = explanation.target, explanation.reference_scores.tolist()
-    each = zip(target.labels, target.quantities(), scores, strict=True)
-    explained = ", ".join(f"{label_name(label)} scores {_figure(quantity, score)}" for label, quantity, score in each)
-    problem = f"\n{explanation.fill_problem}" if explanation.fill_problem else ""
-    return f"{explanation.name}\n{predicted}{', ' * bool(predicted)}explained: {explained}{problem}"
+    """What is predicted and explained of a case, in two lines, and in a third one what is wrong with its fill."""
+    target = explanation.target
+    described = target.describe()
+    words = []
+    if "prediction" in described:
+        words.append(f"predicted {described['prediction']}")
+        if "probability" in described:
+            words[-1] += f" ({described['probability']:.3f})"
+    scores = []
+    of_score = zip(target.labels, target.quantities(), explanation.reference_scores.tolist(), strict=True)
+    for label, quantity, score in of_score:
+        scores.append(f"{label_name(label)} scores {_figure(quantity, score)}")
+    words.append(f"explained: {', '.join(scores)}")
+    lines = [explanation.name, ", ".join(words)]
+    if explanation.fill_problem:
+        lines.append(explanation.fill_problem)
+    return "\n".join(lines)
 
 
 def _figure(quantity: Quantity, score: float) -> str:

@@ -25,6 +25,7 @@ from monai_saliency.fills.simple import BlurFill, MeanFill
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.metrics.agreement import rank_correlation
+from monai_saliency.metrics.base import SaliencyMetric
 from monai_saliency.metrics.control_maps import controls
 from monai_saliency.metrics.method_checks import Repeatability, randomised, resemblance
 from monai_saliency.metrics.peak import peak_voxel
@@ -42,6 +43,9 @@ from monai_saliency.utils.timing import stage
 __all__ = ["Trust", "Trusted", "label_on_grid"]
 
 logger = logging.getLogger(__name__)
+
+# Of the randomised network, of the other masks (the next one, if the map has this one) and of the random control.
+_SEED = 1
 
 
 @dataclass(frozen=True)
@@ -66,33 +70,35 @@ class Trust:
 
     Args:
         steps: perturbed images of each insertion and deletion curve, at least 1.
-        seed: of the randomised network, of the other masks (the next one, if the map has this one) and of the random
-            control.
 
     Raises:
-        ValueError: when an argument is out of its range.
+        ValueError: when it is out of its range.
     """
 
-    def __init__(self, steps: int = 20, seed: int = 1) -> None:
+    def __init__(self, steps: int = 20) -> None:
         self.steps = whole_number("steps", steps, 1)
-        self.seed = whole_number("seed", seed, 0)
 
     def rows(self, case: Trusted, table: CaseTable) -> list[dict[str, Any]]:
         """The figures of each map of a case: from the table if they are of the same map, else measured."""
         mark = self.mark(case)
-        rows = [row for row in table.read() if row["case"] == case.case.name and row.get("trust_of", "") == mark]
-        if mark and len(rows) == len(case.explanation.saliency) and not any(row["trust_problem"] for row in rows):
-            return [{name: row.get(name, "") for name in TRUST_COLUMNS} for row in rows]
-        return self.figures(case, mark)
+        rows = []
+        for row in table.read():
+            if mark and row["case"] == case.case.name and row.get("trust_of") == mark and not row["trust_problem"]:
+                rows.append({name: row.get(name, "") for name in TRUST_COLUMNS})
+        return rows if len(rows) == len(case.explanation.saliency) else self.figures(case, mark)
 
     def mark(self, case: Trusted) -> str:
         """Sixteen hexadecimal digits of all that decides a case's figures; empty where that is not known."""
+        inferer = case.inferer
         try:
-            network, inferer = network_key(case.network, case.network_id), case.inferer
+            scores = scores_key(
+                network_key(case.network, case.network_id),
+                [*inferer.deciding.values(), inferer.estimator],
+                replace(case.case, image=case.image),
+                isinstance(inferer.fill, CaseFill),
+            )
             label = None if case.label is None else plain(case.label()).cpu()
-            scan = replace(case.case, image=case.image), isinstance(inferer.fill, CaseFill)
-            key = scores_key(network, [*inferer.deciding.values(), inferer.estimator], *scan)
-            return fingerprint([key, label, self.steps, self.seed])[:16]
+            return fingerprint([scores, label, self.steps, _SEED])[:16]
         except Exception as error:  # such as of the label, which the figures report
             logger.info("case %s: its figures of trust have no mark: %s", case.case.name, error)
             return ""
@@ -134,7 +140,8 @@ class _Figures:
     """The figures of one case, while they are measured."""
 
     def __init__(self, given: Trusted, trust: Trust) -> None:
-        self.given, self.trust = given, trust
+        self.given = given
+        self.trust = trust
         self.maps = plain(given.explanation.saliency)[None]  # (1, K, *spatial)
         self.image = plain(given.image)[None].to(self.maps.device)
         # The reference is the case's own by now, and nobody has predicted the other networks' outputs.
@@ -142,10 +149,13 @@ class _Figures:
         target = _AsExplained(given.inferer.target, given.explanation.target)
         self.inferer = given.inferer.replace(target=target, progress=False, sharing=None)
         self.forwards = 0
-        self.found: dict[str, Sequence[Any]] = {}
         self.problems: list[str] = []
+        # The figures of the K maps by name, with the ending of a control such as ``auprc_random``.
+        self.figures: dict[str, Sequence[Any]] = {}
+        # The maps that are measured against the label and by curves, by these endings.
         self.compared = {"": self.maps}
-        self.drawn: list[dict[str, dict[str, Any]]] = [{} for _ in self.maps[0]]
+        # Of each map its curves by name and control.
+        self.curves: list[dict[str, dict[str, Any]]] = [{} for _ in self.maps[0]]
 
     def rows(self, mark: str) -> list[dict[str, Any]]:
         """Measure each figure by itself, so that one that fails leaves the others; see :meth:`Trust.figures`."""
@@ -153,17 +163,18 @@ class _Figures:
         self._try("another seed", self._other_seed)
         self._try("another fill", self._other_fill)
         self._try("controls", self._controls)
-        self._try("insertion", self._curves, "insertion", Insertion)
-        self._try("deletion", self._curves, "deletion", Deletion)
+        self._try("insertion", self._areas, "insertion", Insertion)
+        self._try("deletion", self._areas, "deletion", Deletion)
         self._try("the randomised network", self._other_network)
         if self.given.label is not None:
             self._try("the label", self._plausibility, self.given.label)
         of_case = {"trust_of": mark, "trust_forwards": self.forwards, "trust_problem": "; ".join(self.problems)}
         rows = []
-        for number, curves in enumerate(self.drawn):
-            own = {f"trust_{name}": _cell(values[number]) for name, values in self.found.items()}
-            own |= {"trust_curves": json.dumps(curves, separators=(",", ":"))} if curves else {}
-            rows.append(of_case | own)
+        for number, curves in enumerate(self.curves):
+            row = of_case | {f"trust_{name}": _cell(values[number]) for name, values in self.figures.items()}
+            if curves:
+                row["trust_curves"] = json.dumps(curves, separators=(",", ":"))
+            rows.append(row)
         return rows
 
     def _try(self, name: str, measure: Callable[..., None], *given: Any) -> None:
@@ -181,17 +192,18 @@ class _Figures:
         return plain(explanation.saliency)[None]
 
     def _errors(self) -> None:
-        error = self.given.explanation.standard_error
-        if error is None:
+        errors = self.given.explanation.standard_error
+        if errors is None:
             return
-        maps, errors = self.maps[0].flatten(1), error.flatten(1)
-        self.found["relative_error"] = (errors.amax(1) / (maps.amax(1) - maps.amin(1))).tolist()
-        peaks = [peak_voxel(each.numpy(force=True)) for each in self.maps[0]]
-        pairs = zip(self.maps[0], error, peaks, strict=True)
-        self.found["peak_to_error"] = [float(each[peak] / wrong[peak]) for each, wrong, peak in pairs]
+        relative, peaks = [], []
+        for saliency, error in zip(self.maps[0], errors, strict=True):
+            relative.append(float(error.max() / (saliency.max() - saliency.min())))
+            peak = peak_voxel(saliency.numpy(force=True))
+            peaks.append(float(saliency[peak] / error[peak]))
+        self.figures["relative_error"], self.figures["peak_to_error"] = relative, peaks
 
     def _other_seed(self) -> None:
-        for seed in (self.trust.seed, self.trust.seed + 1):
+        for seed in (_SEED, _SEED + 1):
             with suppress(ValueError):  # this very seed, or masks without one
                 other = Repeatability(self.inferer, self.given.network, seed).inferers[0]
                 break
@@ -205,47 +217,59 @@ class _Figures:
 
     def _compare(self, name: str, inferer: PerturbationInferer) -> None:
         (others,) = self._again(inferer, self.given.network)
-        self.found[name] = rank_correlation(self.maps[0].flatten(1), others.flatten(1)).tolist()
+        self.figures[name] = rank_correlation(self.maps[0].flatten(1), others.flatten(1)).tolist()
 
     def _other_network(self) -> None:
         network: Any = self.given.network
-        other = self._again(self.inferer, randomised(network, self.trust.seed))
-        self.found["randomised"] = resemblance(self.maps[0], other[0]).tolist()
+        other = self._again(self.inferer, randomised(network, _SEED))
+        self.figures["randomised"] = resemblance(self.maps[0], other[0]).tolist()
         self.compared["_randomised"] = other
 
     def _controls(self) -> None:
-        found = controls(self.image, self.maps, self.trust.seed)
-        self.compared |= {f"_{name}": each for name, each in found.items()}
+        for name, maps in controls(self.image, self.maps, _SEED).items():
+            self.compared[f"_{name}"] = maps
 
-    def _curves(self, name: str, metric: Callable[..., Insertion | Deletion]) -> None:
-        curve = metric(self.inferer, self.given.network, self.trust.steps)
+    def _areas(self, name: str, kind: Callable[..., Insertion | Deletion]) -> None:
+        """The areas under insertion or deletion curves, and the curves as they are drawn."""
+        metric = kind(self.inferer, self.given.network, self.trust.steps)
         try:
             for ending, maps in self.compared.items():
-                (curves,) = curve.curves(maps, self.image, [self.case])
-                self.found[name + ending] = [float(each.auc) for each in curves]
-                for drawn, each in zip(self.drawn, curves, strict=True):
-                    line = [[float(f"{value:.4g}") for value in part] for part in (each.fractions, each.scores)]
+                (curves,) = metric.curves(maps, self.image, [self.case])
+                self.figures[name + ending] = [float(curve.auc) for curve in curves]
+                for drawn, curve in zip(self.curves, curves, strict=True):
+                    line = [_drawn(curve.fractions), _drawn(curve.scores)]
                     drawn.setdefault(name, {})[ending.removeprefix("_")] = line
         finally:
-            self.forwards += curve.num_forwards
+            self.forwards += metric.num_forwards
 
     def _plausibility(self, read: Callable[[], torch.Tensor]) -> None:
         label = plain(read())[None].to(self.maps.device)
         voxels = int((label != 0).sum())
-        self.found["labelled"] = [voxels > 0] * self.maps.shape[1]
+        self.figures["labelled"] = [voxels > 0] * self.maps.shape[1]
         if not voxels:
             return
-        metrics = Pointing(), MassInLabel(), Leakage(top=voxels / label.numel()), AUPRC()
-        for name, metric in zip(("pointing", "mass", "leakage", "auprc"), metrics, strict=True):
+        metrics: dict[str, SaliencyMetric] = {
+            "pointing": Pointing(),
+            "mass": MassInLabel(),
+            "leakage": Leakage(top=voxels / label.numel()),
+            "auprc": AUPRC(),
+        }
+        for name, metric in metrics.items():
             for ending, maps in self.compared.items():
-                self.found[name + ending] = metric.compute(maps, label)[0].tolist()
+                self.figures[name + ending] = metric.compute(maps, label)[0].tolist()
+
+
+def _drawn(values: Any) -> list[float]:
+    """The values of a curve in four digits."""
+    return [float(f"{value:.4g}") for value in values]
 
 
 def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch.Tensor] | None:
     """A function that reads a case's label map on the grid of its image, by nearest neighbour."""
     label, image = item.get("label"), item[image_key]
-    if isinstance(label, torch.Tensor) and label.ndim == image.ndim and label.shape[1:] == image.shape[1:]:
-        return cache(partial(_own, label, image))
+    if isinstance(label, torch.Tensor):
+        is_on_grid = label.shape[1:] == image.shape[1:]
+        return cache(partial(_own, label, image)) if is_on_grid else None
     if isinstance(label, (str, Path)) and str(label) and isinstance(image, MetaTensor):
         return cache(partial(_resampled, label, image))
     return None

@@ -29,14 +29,16 @@ def verdict(rows: Sequence[Row]) -> str:
     if not agreement.size:
         return "not known: no map of the network at random weights was made"
     reasons = []
-    if (size := np.median(agreement)) >= _MOST:
+    size = np.median(agreement)
+    if size >= _MOST:
         reasons.append(f"the network at random weights gives much the same map (rank correlation {size:.3g})")
-    found = controlled(rows, "auprc", "AUPRC", True)
-    theirs = math.nan if found is None else found.controls.get("randomised", math.nan)
-    if found is not None and theirs > _MOST * found.value:
-        both = f"AUPRC {theirs:.3g}, the maps {found.value:.3g}"
-        reasons.append(f"it finds the label without having learned anything ({both})")
-    return "fails: " + ", and ".join(reasons) if reasons else "passes: the map depends on what was learned"
+    precision = controlled(rows, "auprc", "AUPRC", True)
+    if precision is not None:
+        theirs = precision.controls.get("randomised", math.nan)
+        if theirs > _MOST * precision.value:
+            both = f"AUPRC {theirs:.3g}, the maps {precision.value:.3g}"
+            reasons.append(f"it finds the label without having learned anything ({both})")
+    return f"fails: {', and '.join(reasons)}" if reasons else "passes: the map depends on what was learned"
 
 
 def trust_page(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -71,12 +73,15 @@ def write_trust_page(summary: CaseTable) -> None:
 
 def controlled(rows: Sequence[Row], column: str, words: str, higher: bool) -> Controlled | None:
     """The means of a metric, and of each control over the same maps; None where no map has one."""
-    rows = [row for row in rows if numbers([row], column)]
-    if not rows:
+    measured = [row for row in rows if numbers([row], column)]
+    if not measured:
         return None
-    found = {name: numbers(rows, f"{column}_{name}") for name in (*CONTROLS, "randomised")}
-    means = {name: float(np.mean(values)) for name, values in found.items() if len(values) == len(rows)}
-    return Controlled(words, higher, float(np.mean(numbers(rows, column))), means)
+    means = {}
+    for name in (*CONTROLS, "randomised"):
+        values = numbers(measured, f"{column}_{name}")
+        if len(values) == len(measured):
+            means[name] = float(np.mean(values))
+    return Controlled(words, higher, float(np.mean(numbers(measured, column))), means)
 
 
 def numbers(rows: Iterable[Row], column: str, prefix: str = "trust_") -> list[float]:

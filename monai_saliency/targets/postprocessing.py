@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from monai.apps.vista3d.transforms import VistaPostTransformd
 from monai.transforms import Activations, Activationsd, AsDiscrete, AsDiscreted, Compose, Lambda, Lambdad
 from monai.utils import CommonKeys
 
@@ -18,6 +19,8 @@ __all__ = ["Reading", "read_postprocessing"]
 # Modules of MONAI whose transforms only lead to others, and of those that change an image's numbers.
 _BASES = ("monai.transforms.transform", "monai.transforms.inverse", "monai.transforms.traits")
 _CHANGING = ("monai.transforms.intensity.", "monai.apps.vista3d.")
+# VISTA3D's labels: of the prompted classes with a logit above 0 the highest, and none where there is no such class.
+_PROMPTED = "highest above 0"
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Reading:
     """How a bundle's postprocessing reads a prediction."""
 
     activation: str | None = None  # "softmax" or "sigmoid"
-    #: how it makes labels: "argmax", or "threshold" (all channels that reach it)
+    #: how it makes labels: "argmax", "threshold" (all channels that reach it), or "highest above 0"
     discrete: str | None = None
     unread: str | None = None  # what else it makes of the numbers, in words
     threshold: float = 0.5  # in the unit of the activation's values, or of the network's numbers
@@ -46,16 +49,19 @@ class Reading:
         """The labels that the bundle makes of an output ``(1, C, *spatial)``. The score's activation is used if the
         bundle makes no labels, or if a function of the bundle cannot be read.
         """
-        found, several = values[0], values.shape[1] > 1
+        numbers, several = values[0], values.shape[1] > 1
+        if self.discrete == _PROMPTED:
+            highest, label = numbers.max(dim=0)
+            return Labels(label.masked_fill(highest <= 0, len(numbers)), background=False)
         own = self.activation or (activation if self.unread else "none")
         if self.discrete == "threshold":
             reached = ACTIVATIONS[own](to_float(values))[0] >= self.threshold
             # Classes that exclude each other have a background.
             return Labels(reached, background=several and "softmax" in (own, activation))
         if activation == "sigmoid" and not (self.discrete and several):
-            return Labels(found > 0, background=False)
+            return Labels(numbers > 0, background=False)
         # Different logits may have one sigmoid: then the first is the highest.
-        made = ACTIVATIONS[own](to_float(values))[0] if own == "sigmoid" else found
+        made = ACTIVATIONS[own](to_float(values))[0] if own == "sigmoid" else numbers
         return Labels(made.argmax(dim=0), background=several)
 
 
@@ -100,6 +106,9 @@ def _steps(transform: Any, index: int) -> Iterator[Reading]:
             yield Reading(None, "threshold", words, threshold if is_one else 0.5)
         else:
             yield Reading(unread="rounds it" if setting("rounding") is not None else None)
+    elif isinstance(transform, VistaPostTransformd):
+        yield Reading("sigmoid")
+        yield Reading(discrete=_PROMPTED)
     elif isinstance(transform, (Lambdad, Lambda)):
         if setting("overwrite") is not False and setting("func") is not None:
             yield _unread(setting("func"))

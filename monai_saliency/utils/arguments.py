@@ -18,6 +18,7 @@ from monai.utils import OptionalImportError
 
 __all__ = [
     "a_path",
+    "axis_values",
     "callable_network",
     "check_option",
     "did_you_mean",
@@ -52,8 +53,8 @@ def require(module: str, extra: str) -> ModuleType:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that a misspelt one looks like: a letter or two differ. None where no name does."""
-    found = get_close_matches(name, list(known), n=1, cutoff=0.8 if len(name) > 2 else 0.6)
-    return found[0] if found else None
+    similar = get_close_matches(name, list(known), n=1, cutoff=0.8 if len(name) > 2 else 0.6)
+    return similar[0] if similar else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -70,11 +71,16 @@ def refuse_unknown(owner: str, names: Iterable[str], known: Collection[str]) -> 
             raise TypeError(f"{owner} has no setting `{name}`{has}")
 
 
-def check_option(name: str, value: Any, options: Collection[str]) -> Any:
-    """One of the named options, or what a dictionary of options holds under it."""
-    if not isinstance(value, str) or value not in options:
-        raise ValueError(f"`{name}` must be one of {sorted(options)}, got {value!r}")
-    return options[value] if isinstance(options, Mapping) else value
+def check_option(name: str, value: Any, options: Collection[str], further: str = "") -> Any:
+    """One of the named options, or what a dictionary of options holds under it. The error lists the options, what
+    ``further`` is allowed in words, and the option that a misspelt one looks like.
+    """
+    if isinstance(value, str) and value in options:
+        return options[value] if isinstance(options, Mapping) else value
+    # Nothing but the error depends on the guess, so that of a short word another letter or two may differ.
+    similar = get_close_matches(str(value).lower(), list(options), n=1)
+    meant = f": did you mean `{similar[0]}`?" if similar else ""
+    raise ValueError(f"`{name}` must be one of {sorted(options)}{further}, got {value!r}{meant}")
 
 
 def whole_numbers(name: str, value: Any, least: int) -> np.ndarray:
@@ -239,6 +245,20 @@ def per_axis(name: str, value: Any, spatial_shape: Sequence[int]) -> tuple[Any, 
             f"{tuple(spatial_shape)}"
         )
     return tuple(sizes if len(sizes) > 1 else sizes * len(spatial_shape))
+
+
+def axis_values(name: str, value: Any, spatial_dims: int) -> list[float] | None:
+    """A setting's numbers, one for each spatial axis, of one number or as many; None where it is None."""
+    if value is None:
+        return None
+    numbers = _numbers(value)
+    if numbers is None or len(numbers) not in (1, spatial_dims):
+        raise ValueError(
+            f"`{name}` must be one number, or {spatial_dims} for the {spatial_dims} axes of `spatial_dims`, got "
+            f"{value!r}"
+        )
+    values: list[float] = numbers.tolist()
+    return values if len(values) > 1 else values * spatial_dims
 
 
 def voxels_of_mm(sizes: Sequence[float], spacing: Sequence[float] | None) -> tuple[int, ...]:

@@ -39,7 +39,8 @@ def cases(count: int, cache: str, size: int) -> None:
     import monai_saliency as ms
     from monai_saliency.data.cached_dataset import CachedDataset
     from monai_saliency.data.loader import CohortLoader
-    from monai_saliency.engines.evaluator import CohortEvaluator, run
+    from monai_saliency.engines.evaluator import CohortEvaluator
+    from monai_saliency.engines.run import run
     from monai_saliency.handlers.saliency_handler import SaliencyHandler
     from monai_saliency.handlers.summary import Summary
     from monai_saliency.storage.score_store import ScoreStore
@@ -78,7 +79,7 @@ def cases(count: int, cache: str, size: int) -> None:
             handler = SaliencyHandler(inferer, network, postprocessing, *kept)
             loader = CohortLoader(dataset, failures, num_workers=2)
             evaluator = CohortEvaluator(torch.device("cpu"), loader, network, val_handlers=[handler], failures=failures)
-            run(evaluator, failures)
+            run(evaluator, handler)
         if len(list((folder / "out").glob("*.nii.gz"))) != count:
             raise RuntimeError("not every case has a map")
 

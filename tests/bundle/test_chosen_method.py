@@ -20,9 +20,10 @@ import monai_saliency as ms
 from monai_saliency import methods
 from monai_saliency.__main__ import main
 from monai_saliency.bundle.attach_settings import AttachSettings
-from monai_saliency.bundle.chosen_method import ChosenMethod, all_settings, describe, find_method, own_settings
+from monai_saliency.bundle.chosen_method import ChosenMethod
 from monai_saliency.bundle.config import BundleConfig, is_plain
 from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.bundle.method_settings import all_settings, describe, find_method, own_settings
 from monai_saliency.bundle.overlay import Overlay
 from monai_saliency.errors import root_cause
 from monai_saliency.transforms.writers import writer_settings

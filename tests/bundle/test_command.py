@@ -17,10 +17,10 @@ from helpers.own_bundle import BATCHES, forwards, settings
 from helpers.paths import BUNDLE
 
 from monai_saliency.__main__ import main
-from monai_saliency.bundle.chosen_method import all_settings
 from monai_saliency.bundle.command import HOW, MACHINERY, WHAT, from_environment, settings_of
 from monai_saliency.bundle.config import Recipe
 from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.bundle.method_settings import all_settings
 from monai_saliency.bundle.overlay import Overlay
 from monai_saliency.distributed import Cohort, Engine, local_device
 from monai_saliency.errors import root_cause
@@ -93,19 +93,10 @@ def test_every_setting_of_every_method_is_a_variable() -> None:
     assert set(all_settings()) <= set(flags(**given, OUTPUT_DIR="/out"))
 
 
-def test_settings_of_ones_own_method(tmp_path: Path) -> None:
-    """A module of the bundle's own folder."""
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "own_rings.py").write_text("def rings(width=3, *, target, **settings): ...\n")
-    config = tmp_path / "configs" / "inference.yaml"
-    config.write_text("method: own_rings.rings\n")
-    found = flags(BUNDLE_ROOT=str(tmp_path), WIDTH="5", NUM_MASKS="4")
-    assert (found["width"], found["num_masks"]) == ("5", "4")
-    assert Path(found["output_dir"]).name == "width=5,num_masks=4"
-    config.write_text("{}")
-    assert "width" not in flags(BUNDLE_ROOT=str(tmp_path), WIDTH="5")
-    assert flags(BUNDLE_ROOT=str(tmp_path), METHOD="own_rings.rings", WIDTH="5")["width"] == "5"
-    assert flags("--method", "own_rings.rings", BUNDLE_ROOT=str(tmp_path), WIDTH="5")["width"] == "5"
+def test_settings_of_ones_own_method_stand_behind_the_script() -> None:
+    found = flags("--width", "5", METHOD="own_rings.rings")
+    assert (found["method"], found["width"]) == ("own_rings.rings", "5")
+    assert Path(found["output_dir"]).name == "method=own_rings.rings,width=5"
 
 
 def test_settings_name_the_folder() -> None:

@@ -357,6 +357,13 @@ class Broken(Hundredths):
         return torch.where(image.amax(dim=(1, 2, 3, 4))[:, None] > 500, torch.nan, super().forward(image))
 
 
+def test_a_misspelt_evaluator_is_named(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        make("spleen_ct_segmentation").explain(saliency_dir=str(tmp_path), saliency_evaluator="evaluater")
+    expected = "`saliency_evaluator` must be an id of the bundle, got 'evaluater': did you mean `evaluator`?"
+    assert str(root_cause(caught.value)) == expected
+
+
 def test_bundle_without_an_evaluator_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = BUNDLES / "brain_image_synthesis_latent_diffusion_model"
     monkeypatch.chdir(tmp_path)

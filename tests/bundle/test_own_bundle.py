@@ -143,6 +143,11 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     ("overrides", "message"),
     [
         ({"dataset_dir": "nowhere"}, "`dataset_dir` nowhere is not a folder"),
+        ({"spatial_size": [64, 64]}, r"^`spatial_size` must be one number, or 3 for the 3 axes .*, got \[64, 64\]"),
+        ({"pixdim": [2.5, 2.5]}, "^`pixdim` must be one number, or 3 for the 3 axes"),
+        ({"method": "rize"}, r"^`method` must be one of .*, got 'rize': did you mean `rise`\?"),
+        ({"activation": "Sigmoid"}, r"^`activation` must be one of .*, got 'Sigmoid': did you mean `sigmoid`\?"),
+        ({"fill": "blurr"}, r"^`fill` must be one of .*, got 'blurr': did you mean `blur`\?"),
         ({"classes": [7]}, "case a: class 7 is out of range: the network gives 2 classes"),
         ({"checkpoint": "none.pt"}, "checkpoint none.pt does not exist"),
         ({"network_def": DENSENET | {"out_channels": 5}}, "does not fit the network DenseNet"),

@@ -56,7 +56,7 @@ def test_files_of_one_name_elsewhere_get_names_of_their_own(tmp_path: Path) -> N
     names = []
     for order in ((0, 1), (1, 0), (1,)):
         placement = Placing(tmp_path / "maps", None, "image")
-        assert placement.all_names({"image": images[0]}) is None
+        assert placement.all_names({"image": images[0]}) == []
         found = {i: placement.name({"image": images[i]}, str(i)) for i in order}
         names.append(found[1])
         assert found[1].startswith("ct-")
@@ -101,7 +101,7 @@ def test_a_file_that_gives_several_cases(tmp_path: Path) -> None:
     image = mt.LoadImage()(file)
     listed = Placing(tmp_path, DataLoader(Dataset([{"image": str(file), "prompt": i} for i in range(2)])), "image")
     assert [listed.name({"image": image}, place) for place in "011"] == ["ct-0", "ct-1", "ct-1"]
-    assert listed.all_names({"image": image}) is None
+    assert listed.all_names({"image": image}) == []
 
 
 def test_patch_of_a_slide_is_saved_by_its_place_on_its_own_grid(tmp_path: Path, caplog: Any) -> None:

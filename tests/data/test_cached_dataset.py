@@ -186,6 +186,16 @@ def test_no_database_stays_open(cohort: Path) -> None:
     assert read[0]["case"] == "a"
 
 
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_a_step_that_fails_is_named_and_not_the_scan(cohort: Path, cache: str) -> None:
+    steps = [mt.LoadImaged("image"), mt.EnsureChannelFirstd("image"), mt.ResizeWithPadOrCropd("image", (4, 4))]
+    items = CachedDataset(find_cases(cohort), steps, cache)
+    with pytest.raises(
+        CaseError, match=r"^case a: ResizeWithPadOrCropd? of the preprocessing failed: .* settings of R"
+    ):
+        items[0]
+
+
 @pytest.mark.parametrize("cache", ["memory", "lmdb"])
 def test_a_broken_scan_is_alone(cohort: Path, cache: str, computed: Any) -> None:
     whole = (cohort / "b.nii.gz").read_bytes()

@@ -18,7 +18,7 @@ from monai.data import MetaTensor
 from monai_saliency.data import find_cases
 from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.errors import CaseError
-from monai_saliency.handlers.summary import scan_mark
+from monai_saliency.handlers.run_settings import scan_mark
 from monai_saliency.storage.dicom import series_files, series_id
 from monai_saliency.storage.scans import scan_loader
 

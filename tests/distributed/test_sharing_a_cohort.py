@@ -144,14 +144,18 @@ def variables(task: int = 0, tasks: int = 0, process: int = 0, processes: int = 
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, (0, 1)),
     ],
 )
-def test_share_of_a_slurm_job(environment: Mapping[str, str], expected: tuple[int, int]) -> None:
-    engine = SlurmEngine(environment=environment)
+def test_share_of_a_slurm_job(
+    environment: Mapping[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", environment)
+    engine = SlurmEngine()
     assert (engine.rank, engine.world_size) == expected
 
 
-def test_array_with_gaps_is_refused() -> None:
+def test_array_with_gaps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.environ", variables(7, 3, ARRAY_TASK_MAX=7))
     with pytest.raises(ValueError, match="evenly spaced, as in --array=0-2: got 3 tasks from 0 to 7"):
-        SlurmEngine(environment=variables(7, 3, ARRAY_TASK_MAX=7))
+        SlurmEngine()
 
 
 def test_device_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.files import rows_of, voxels
+from helpers.handler import handler_of
 from helpers.own_bundle import launch, settings
 from helpers.scans import write_scans
 from helpers.tolerances import assert_same_bits
@@ -23,13 +24,12 @@ from monai.transforms import Compose, Flipd
 
 import monai_saliency as ms
 from monai_saliency.distributed import RankEngine
-from monai_saliency.engines.evaluator import CohortEvaluator, stoppable
-from monai_saliency.engines.evaluator import run as run_cohort
+from monai_saliency.engines.evaluator import CohortEvaluator
+from monai_saliency.engines.run import run as run_cohort
+from monai_saliency.engines.run import stoppable
 from monai_saliency.errors import OutputError, root_cause
-from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.inferers.case_explainer import Assignment
 from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.storage.tables import Failures
 
 
 def run(tmp_path: Path, **overrides: Any) -> None:
@@ -52,10 +52,10 @@ class Batches:
     ) -> None:
         self.maps: dict[str, torch.Tensor] = {}
         self.outputs: list[Any] = []
-        self.failures = Failures(folder / "failures.csv", strict)
         target = ms.ClassScore([0], activation="none")
         inferer = ms.sliding_window(3, 3, target=target, mask_batch_size=mask_batch_size)
-        self.handler = SaliencyHandler(inferer, network, self._save, failures=self.failures, **kept or {})
+        self.handler = handler_of(folder, inferer, network, self._save, strict=strict, **kept or {})
+        self.failures = self.handler.failures
         cases = [
             FLIP({"image": MetaTensor(torch.full((1, 6, 6), float(number))), "case": name})
             for number, name in enumerate(self.NAMES)
@@ -134,7 +134,7 @@ def test_processes_share_a_cohort_without_a_config(split: str, written: list[int
         kept = {"store": ScoreStore(tmp_path / "shared" / "scores"), "network_id": "brightness"}
         share = Batches(tmp_path / "shared", brightness, kept=kept, mask_batch_size=1)
         engine = RankEngine(number, 2, split)
-        run_cohort(share.evaluator, share.failures, handler=share.handler, engine=engine)
+        run_cohort(share.evaluator, share.handler, engine=engine)
         assert len(share.maps) == count
         assert share.handler.explainer.assignment == Assignment()
         maps |= share.maps

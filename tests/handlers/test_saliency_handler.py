@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.brightness import Brightness
 from helpers.files import rows_of
+from helpers.handler import handler_of
 from helpers.scans import write_scan
 from helpers.tolerances import assert_same_bits
 from monai.data import DataLoader, Dataset, MetaTensor, list_data_collate
@@ -21,8 +22,6 @@ from monai_saliency import attach
 from monai_saliency.engines import CohortEvaluator
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.rise import RISEScoring
-from monai_saliency.handlers.saliency_handler import SaliencyHandler
-from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks import Observed
 from monai_saliency.methods import rise, sliding_window
@@ -52,7 +51,7 @@ def brightness(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([means, 1 - means], 1)
 
 
-def handle(inferer: PerturbationInferer, network: Any, summary: Summary | None = None) -> list[dict[str, Any]]:
+def handle(inferer: PerturbationInferer, network: Any, folder: Path) -> list[dict[str, Any]]:
     """What postprocessing gets of a batch of two cases."""
     cases: list[dict[str, Any]] = []
 
@@ -62,7 +61,7 @@ def handle(inferer: PerturbationInferer, network: Any, summary: Summary | None =
 
     batch = list_data_collate([{"image": MetaTensor(image), "case": f"ct_{i}"} for i, image in enumerate(IMAGES, 1)])
     state = SimpleNamespace(output=batch, batch=batch)
-    handler: Any = SaliencyHandler(inferer, network, postprocessing, summary)
+    handler = handler_of(folder, inferer, network, postprocessing)
     handler(SimpleNamespace(state=state))
     handler.finish()
     return cases
@@ -71,7 +70,7 @@ def handle(inferer: PerturbationInferer, network: Any, summary: Summary | None =
 def test_cases_with_different_numbers_of_boxes(tmp_path: Path) -> None:
     """Each box has a map and a row of its own."""
     explain = sliding_window(3, 3, target=DetectionScore(0.3), mask_batch_size=5)
-    first, second = handle(explain, detector, Summary(tmp_path / "summary.csv"))
+    first, second = handle(explain, detector, tmp_path)
     assert (first["saliency"].shape, second["saliency"].shape) == ((1, 6, 6, 6), (2, 6, 6, 6))
     assert second["title"] == (
         "ct_2\npredicted 4 (0.800), explained: box 1 (class 4) scores 0.800, box 2 (class 7) scores 0.600"
@@ -96,23 +95,21 @@ class Unsure(RISEScoring):
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_case_whose_standard_error_fails(listed: bool, tmp_path: Path) -> None:
     """It is a failure as any other, and the cases after it are explained."""
-    failures = Failures(tmp_path / "failures.csv") if listed else None
     explain = rise(20, 3, target=ClassScore([0], "none"), estimator=Unsure())
     cases: list[dict[str, Any]] = []
-    handler: Any = SaliencyHandler(
-        explain, brightness, lambda case: cases.append(case) or case, failures=failures, standard_error_key="error"
-    )
+    parts = explain, brightness, lambda case: cases.append(case) or case
+    handler = handler_of(tmp_path, *parts, strict=not listed, standard_error_key="error")
     items = [{"image": MetaTensor(image), "case": f"ct_{i}", "error": 0} for i, image in enumerate(IMAGES, 1)]
     batch = list_data_collate(items)
     engine = SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch))
-    if failures is None:
+    if not listed:
         with pytest.raises(CaseError, match="case ct_1: MemoryError: no memory left"):
             handler(engine)
         handler.finish()
         return
     handler(engine)
     handler.finish()
-    assert [row["case"] for row in failures.read()] == ["ct_1"]
+    assert [row["case"] for row in handler.failures.read()] == ["ct_1"]
     (case,) = cases
     assert case["case"] == "ct_2"
     assert_same_bits(torch.as_tensor(case["error"]), case["explanation"].standard_error)
@@ -126,7 +123,7 @@ def test_items_without_a_name_are_called_after_their_files(tmp_path: Path) -> No
         [{"image": str(file)} for file in files], Compose([scan_loader("image"), EnsureChannelFirstd("image")])
     )
     windows, out = sliding_window(3, 3, target=ClassScore([0], "none")), tmp_path / "out"
-    handler: Any = SaliencyHandler(windows, brightness, SaveSaliencyd("saliency", out, picture=False))
+    handler = handler_of(tmp_path / "tables", windows, brightness, SaveSaliencyd("saliency", out, picture=False))
     batch = list_data_collate([dataset[0], dataset[1]])
     handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
     handler.finish()
@@ -147,9 +144,9 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(stored: bool, tmp_path: 
     beside.parent.mkdir()
     beside.write_text("of somebody else")
     writers = Compose([SaveSaliencyd("saliency", inside), SaveDicomd("saliency", inside, dicom=False)])
-    settings: dict[str, Any] = {"failures": Failures(inside / "failures.csv")}
-    settings |= {"store": ScoreStore(inside / "scores"), "network_id": "brightness"} if stored else {}
-    handler: Any = SaliencyHandler(sliding_window(3, 3, target=ClassScore(0, "none")), brightness, writers, **settings)
+    kept: dict[str, Any] = {"store": ScoreStore(inside / "scores"), "network_id": "brightness"} if stored else {}
+    explain = sliding_window(3, 3, target=ClassScore(0, "none"))
+    handler = handler_of(inside, explain, brightness, writers, strict=False, **kept)
     batch = list_data_collate(items)
     handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
     handler.finish()
@@ -173,9 +170,8 @@ def test_a_preprocessing_that_does_not_lead_back_is_refused(tmp_path: Path) -> N
     network, explain = Brightness(spatial_dims=3, window=1), sliding_window(1, 1, target=ClassScore([1], "none"))
     invert = Invertd("saliency", preprocessing, orig_keys="image", nearest_interp=False)
     writers = Compose([invert, SaveSaliencyd("saliency", tmp_path / "ours", picture=False)])
-    failures = Failures(tmp_path / "ours/failures.csv")
     evaluator: Any = CohortEvaluator(torch.device("cpu"), DataLoader(data), network)
-    SaliencyHandler(explain, network, writers, failures=failures).attach(evaluator)
+    handler_of(tmp_path / "ours", explain, network, writers, strict=False).attach(evaluator)
     evaluator.run()
     other = SupervisedEvaluator(torch.device("cpu"), DataLoader(data), network=network)
     settings: dict[str, Any] = {"window_size": 1, "stride": 1, "classes": [1], "activation": "none", "report": False}
@@ -192,7 +188,7 @@ def test_a_case_that_another_process_holds_is_waited_for(tmp_path: Path) -> None
     batch = list_data_collate([{"image": MetaTensor(IMAGES[0]), "case": "ct"}])
     store = ScoreStore(tmp_path)
     explain = sliding_window(3, 3, target=ClassScore([0], "none"))
-    handler: Any = SaliencyHandler(explain, brightness, lambda item: item, store=store, network_id="brightness")
+    handler = handler_of(tmp_path, explain, brightness, lambda item: item, store=store, network_id="brightness")
     with store.claim("ct"):
         handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
     assert handler.incomplete() == ["ct"]
@@ -202,11 +198,10 @@ def test_a_case_that_another_process_holds_is_waited_for(tmp_path: Path) -> None
     assert handler.incomplete() == ["ct"]
     handler.failures.add("ct", "load", ValueError("broken"))
     assert handler.incomplete() == []
-    handler.failures = None
-    assert handler.incomplete() == ["ct"]
     handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
     handler.finish()
     assert handler.incomplete() == []
+    assert handler.failures.read() == []
 
 
 class Inplace(MapTransform):
@@ -226,7 +221,9 @@ class Inplace(MapTransform):
     ],
     ids=["prediction", "changed in place", "dropout"],  # alone: also a perturbed image of each, and one at the end
 )
-def test_what_the_evaluator_predicted(network: Any, postprocessing: Any, alone: int, error: str | None) -> None:
+def test_what_the_evaluator_predicted(
+    network: Any, postprocessing: Any, alone: int, error: str | None, tmp_path: Path
+) -> None:
     """It is compared at no forward, unless it is not there any more; and a case that differs has no map."""
     seen: list[int] = []
 
@@ -238,7 +235,7 @@ def test_what_the_evaluator_predicted(network: Any, postprocessing: Any, alone: 
     maps: list[Any] = []
     model = Means()
     explain = sliding_window(4, 2, target=ClassScore([0], "none"), mask_batch_size=4)
-    handler = SaliencyHandler(explain, model, lambda case: maps.append(case) or case)
+    handler = handler_of(tmp_path, explain, model, lambda case: maps.append(case) or case)
     data = [{"image": MetaTensor(image), "case": f"ct_{i}"} for i, image in enumerate(IMAGES)]
     steps = {"postprocessing": postprocessing, "val_handlers": [handler], "decollate": postprocessing is not None}
     evaluator = CohortEvaluator("cpu", [list_data_collate(data)], network=model, epoch_length=1, **steps)
@@ -275,7 +272,11 @@ class Network(torch.nn.Module):
 
 
 def evaluator(
-    postprocessing: Callable[[dict], dict], network: Network, kind: type = SupervisedEvaluator, **settings: Any
+    folder: Path,
+    postprocessing: Callable[[dict], dict],
+    network: Network,
+    kind: type = SupervisedEvaluator,
+    **settings: Any,
 ) -> SupervisedEvaluator:
     """Over six cases; 11 masks and the image make three batches of four."""
     batches = []
@@ -284,8 +285,8 @@ def evaluator(
         batches.append({"image": image, "label": torch.zeros(1), "case": [name]})
     target = ms.ClassScore([0], activation="none")
     inferer = ms.PerturbationInferer(_Masks(11), target, ms.estimators.OcclusionScoring(), mask_batch_size=4)
-    handler = SaliencyHandler(inferer, network, postprocessing, network_id="two logits", **settings)
-    arguments = {"failures": settings.get("failures")} if kind is CohortEvaluator else {}
+    handler = handler_of(folder, inferer, network, postprocessing, network_id="two logits", **settings)
+    arguments = {"failures": handler.failures} if kind is CohortEvaluator else {}
     return kind(torch.device("cpu"), batches, network, val_handlers=[handler], epoch_length=len(batches), **arguments)
 
 
@@ -305,7 +306,9 @@ class _Masks(ms.masks.RISEMasks):
         return bound
 
 
-def test_a_map_is_written_while_the_network_explains_the_next_case(left: Callable[[], list[str]]) -> None:
+def test_a_map_is_written_while_the_network_explains_the_next_case(
+    left: Callable[[], list[str]], tmp_path: Path
+) -> None:
     """Each case's postprocessing waits for the network to be at the next case: without an overlap it waits forever."""
     reached = [threading.Event() for _ in CASES]
     written, threads = [], set()
@@ -321,7 +324,7 @@ def test_a_map_is_written_while_the_network_explains_the_next_case(left: Callabl
         assert not torch.is_grad_enabled()
         return case
 
-    evaluator(postprocessing, Network(lambda case: reached[case].set())).run()
+    evaluator(tmp_path, postprocessing, Network(lambda case: reached[case].set())).run()
     assert written == CASES
     assert threading.main_thread() not in threads
     assert not left()
@@ -336,7 +339,7 @@ def test_a_case_is_held_until_it_is_written(tmp_path: Path) -> None:
             holders.append(holder)
         return case
 
-    evaluator(postprocessing, Network(), store=store).run()
+    evaluator(tmp_path, postprocessing, Network(), store=store).run()
     assert len(holders) == len(CASES)
     assert all(holder is not None for holder in holders)
     for name in CASES:
@@ -361,9 +364,10 @@ def test_what_stops_the_network_leaves_no_thread_and_no_claim(left: Any, error: 
             assert saving.wait(WAIT)
 
     store = ScoreStore(tmp_path)
-    run = evaluator(postprocessing, Network(stop), store=store)
-    with pytest.raises(type(error)):
+    run = evaluator(tmp_path, postprocessing, Network(stop), store=store)
+    with pytest.raises((CaseError, KeyboardInterrupt)) as raised:
         run.run()
+    assert error in (raised.value, raised.value.__cause__)
     assert not left()
     # On Ctrl-C nothing is begun any more; what was explained before an error is written.
     assert written == CASES[: len(written)]

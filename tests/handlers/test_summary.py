@@ -13,6 +13,7 @@ from monai.inferers import SlidingWindowInferer
 from monai.transforms import Compose, ScaleIntensityRanged, Spacingd
 
 import monai_saliency as ms
+from monai_saliency.handlers import run_settings
 from monai_saliency.handlers import summary as summaries
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.visualize.legend import is_noise
@@ -123,7 +124,7 @@ def words(*steps: Any, weight: float = 1.0, **changes: Any) -> dict[str, str]:
     torch.nn.init.constant_(network.bias, 0)
     given = {"num_masks": 50, "grid_size": 3, "target": ms.ClassScore([1], "softmax"), "fill": ms.ConstantFill(0.0)}
     loader = SimpleNamespace(dataset=SimpleNamespace(dataset=SimpleNamespace(transform=Compose(steps))))
-    return summaries.described(ms.rise(**given | changes), network, loader=loader)
+    return run_settings.described(ms.rise(**given | changes), network, loader=loader)
 
 
 SPACING = Spacingd("image", (1, 1, 2))
@@ -140,22 +141,22 @@ OTHERS: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("difference", OTHERS)
 def test_rows_of_other_settings_are_marked(difference: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = summaries.Summary(tmp_path / "summary.csv", columns=("case", "settings"))
-    mark = summaries.note_settings(table, words(SPACING))
+    mark = run_settings.note_settings(table, words(SPACING))
     table.add([{"case": "a", "settings": mark}])
-    assert summaries.note_settings(table, words(SPACING, mask_batch_size=3, progress=True)) == mark  # decides no map
+    assert run_settings.note_settings(table, words(SPACING, mask_batch_size=3, progress=True)) == mark  # decides no map
     assert not caplog.messages
-    other = summaries.note_settings(table, OTHERS[difference])
+    other = run_settings.note_settings(table, OTHERS[difference])
     (message,) = caplog.messages
     assert "1 cases (the first is a) were explained with other settings" in message
     known = json.loads((tmp_path / "summary.settings.json").read_text())
     assert known[mark][difference] != known[other][difference]
-    summaries.warn_of_others(table, ["b"])
+    run_settings.warn_of_others(table, ["b"])
     assert "1 cases (the first is a) are not of this cohort" in caplog.text
 
 
 def test_a_scan_is_known_by_its_content(tmp_path: Path) -> None:
     for name, content in (("a", b"1"), ("moved", b"1"), ("b", b"2")):
         (tmp_path / name).write_bytes(content)
-    first, moved, other, none = (summaries.scan_mark(str(tmp_path / name)) for name in ("a", "moved", "b", "none"))
+    first, moved, other, none = (run_settings.scan_mark(str(tmp_path / name)) for name in ("a", "moved", "b", "none"))
     assert first == moved != other
     assert none == ""

@@ -180,7 +180,6 @@ class TestMark:
             other[-1].bias[0] += 1  # type: ignore[operator]
         changed = [
             Trust(10).mark(self.case()),
-            Trust(seed=2).mark(self.case()),
             Trust().mark(self.case(seed=1)),
             Trust().mark(self.case(network=other)),
             Trust().mark(self.case(image=an_image() * 2)),

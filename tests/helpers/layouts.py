@@ -31,7 +31,6 @@ class Layout:
         network: the id of its network.
         weights: the file of its weights, below it.
         words: what the line about the explained score holds.
-        activation: given to the overlay, where the postprocessing does not say it.
     """
 
     name: str
@@ -40,7 +39,6 @@ class Layout:
     network: str = "network"
     weights: str = "models/model.pt"
     words: str = ""
-    activation: str | None = None
 
 
 def spleen(bundle: Path, data: Path) -> tuple[dict[str, Path], dict[str, Any]]:
@@ -132,7 +130,7 @@ LAYOUTS = [
     Layout("lung_nodule_ct_detection", lung, words="detection"),
     Layout("valve_landmarks", valve, words="regression"),
     Layout("pathology_nuclei_segmentation_classification", pathology, words="nucleus_prediction"),
-    Layout("vista3d", spleen, run="run", words="sigmoid", activation="sigmoid"),
+    Layout("vista3d", spleen, run="run", words="sigmoid"),
     Layout("pathology_nuclick_annotation", nuclick, words="sigmoid"),
     Layout("spleen_deepedit_annotation", spleen, words="softmax"),
     Layout("two_modalities_segmentation", modalities, words="softmax"),
@@ -171,7 +169,5 @@ class Bundle:
         """The bundle with the overlay, no pictures: with a few masks of RISE, or as the overlay does by default."""
         few: dict[str, Any] = {"saliency_picture": False, "saliency_report": False}
         few |= {"saliency_num_masks": 12, "saliency_grid_size": 4} if few_masks else {}
-        if self.layout.activation is not None:
-            few["saliency_activation"] = self.layout.activation
         files = [str(self.config), str(overlay_path("explain"))]
         monai.bundle.run(run_id="explain", config_file=files, **self.settings | few | settings)

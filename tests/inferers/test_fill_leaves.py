@@ -2,10 +2,12 @@
 
 import logging
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.handler import handler_of
 from helpers.tolerances import SINGLE, assert_close
 from monai.inferers import SlidingWindowInferer
 
@@ -13,7 +15,6 @@ import monai_saliency as ms
 from monai_saliency.data import CachedDataset, CohortLoader
 from monai_saliency.engines import CohortEvaluator
 from monai_saliency.fills import AutoFill
-from monai_saliency.handlers import SaliencyHandler
 from monai_saliency.inferers import choose_fill
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.masks import RISEMasks
@@ -181,14 +182,14 @@ def test_only_the_first_three_cases_that_can_be_explained_count() -> None:
 
 
 @pytest.mark.parametrize("taken", [None, [4], [3, 4]])
-def test_law_2_every_worker_chooses_by_the_whole_cohort(taken: list[int] | None) -> None:
+def test_law_2_every_worker_chooses_by_the_whole_cohort(taken: list[int] | None, tmp_path: Path) -> None:
     """Alone, the last cases would give another fill."""
     values = [-3.0, -3.0, -3.0, 3.0, 3.0]
     items = [{"case": f"ct_{i}", "image": constant(value)[0]} for i, value in enumerate(values)]
     loader = CohortLoader(CachedDataset(items))
     network = Squared().eval()
     explain = ms.sliding_window(2, 2, target=ms.RegressionScore(), fill=AutoFill(CANDIDATES))
-    handler = SaliencyHandler(explain, network, lambda item: item)
+    handler = handler_of(tmp_path, explain, network, lambda item: item)
     part = loader if taken is None else loader.take(taken)
     CohortEvaluator("cpu", val_data_loader=part, network=network, val_handlers=[handler]).run()
     assert handler.inferer.fill.value == 0

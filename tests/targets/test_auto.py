@@ -357,6 +357,7 @@ READ_SIGMOID, READ_SOFTMAX = Reading("sigmoid"), Reading("softmax")
         (mt.Lambdad("pred", func=twice, overwrite=False), None),
         (mt.Compose([mt.Activationsd("pred", softmax=True), Own("pred")]), READ_SOFTMAX),
         (mt.Compose([mt.AsDiscreted("pred", argmax=True), Own("pred")]), Reading(None, "argmax")),
+        (mt.Compose([VistaPostTransformd("pred"), Own("pred")]), Reading("sigmoid", "highest above 0")),
     ],
 )
 def test_what_is_known(transform: Any, reading: Reading | None) -> None:
@@ -371,7 +372,7 @@ def test_what_is_known(transform: Any, reading: Reading | None) -> None:
         (torch.sigmoid, "applies sigmoid to it"),
         (Own("pred"), "applies Own to it"),
         (mt.ScaleIntensityd("pred"), "applies ScaleIntensityd to it"),
-        (VistaPostTransformd("pred"), "applies VistaPostTransformd to it"),
+        (mt.Compose([SIGMOID, VistaPostTransformd("pred")]), "applies a sigmoid to its sigmoid"),
         (mt.AsDiscrete(rounding="torchrounding"), "rounds it"),
         (mt.AsDiscrete(threshold=torch.tensor([0.2, 0.3])), "compares it with a Tensor"),
         (mt.Compose([TWICE, SIGMOID]), "applies twice to it"),
@@ -381,3 +382,14 @@ def test_what_is_known(transform: Any, reading: Reading | None) -> None:
 )  # fmt: skip
 def test_what_is_not_known_is_said(transform: Any, words: str) -> None:
     assert read_postprocessing(transform)["pred"].unread == words
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_prompted_classes_are_explained_where_monai_labels_them(classes: int) -> None:
+    """VISTA3D: a voxel has the highest of the logits above 0, or none. Scores are mean sigmoids over these voxels."""
+    logits = torch.randn(1, classes, 4, 4, 4, generator=torch.Generator().manual_seed(classes))
+    labelled = VistaPostTransformd("pred")({"pred": logits[0].clone()})["pred"][0]
+    bound = ms.AutoTarget(read_postprocessing(VistaPostTransformd("pred"))).bind(logits, SOLID)
+    expected = [logits[0, channel].sigmoid()[labelled == channel + 1].mean() for channel in bound.labels]
+    torch.testing.assert_close(bound(logits)[0], torch.stack(expected))
+    assert sorted(bound.labels) == list(range(classes))

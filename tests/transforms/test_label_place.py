@@ -371,7 +371,7 @@ def test_the_same_scan_in_another_unit(unit: str, label_unit: str, files: tuple[
     np.testing.assert_allclose([row[f"peak_{axis}_mm"] for axis in "xyz"], peak, atol=0.011)
 
 
-def test_scans_that_were_not_read_in_mm(files: tuple[str, str], tmp_path: Path, caplog: Any) -> None:
+def test_scans_that_were_not_read_in_mm(files: tuple[str, str], tmp_path: Path) -> None:
     """As in other people's bundles: sizes in mm and the place of a map are right; a check before Spacingd refuses."""
     image, load = in_unit(files[0], "micron"), Compose([LoadImaged("image"), EnsureChannelFirstd("image")])
     batch = list_data_collate([load({"image": each, "case": "ct"}) for each in (files[0], image)])
@@ -384,6 +384,5 @@ def test_scans_that_were_not_read_in_mm(files: tuple[str, str], tmp_path: Path, 
     assert np.array_equal(nib.load(done["saliency_path"]).affine, nib.load(image).affine)
     loader = SimpleNamespace(dataset=Dataset([{"image": image}], load))
     assert Placement(loader, "image").problem_of(item, False) is None
-    assert f"{image}: by its header, 1 in its affine is 0.001 mm: peaks and sizes in mm" in caplog.text
     with pytest.raises(CaseError, match=r"ct: .*, 1 in its affine is 0.001 mm, .*: load it by .*scans.scan_loader"):
         CheckScand("image")(item)

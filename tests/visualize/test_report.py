@@ -22,7 +22,7 @@ from PIL import Image
 
 import monai_saliency as ms
 from monai_saliency.__main__ import main
-from monai_saliency.handlers.summary import described, note_settings
+from monai_saliency.handlers.run_settings import described, note_settings
 from monai_saliency.metrics import map_agreement
 from monai_saliency.storage.tables import LABEL_REGION_COLUMNS, CaseTable
 from monai_saliency.transforms import SaveRegionsd

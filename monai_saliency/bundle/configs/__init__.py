@@ -15,5 +15,7 @@ def overlays() -> list[str]:
 def overlay_path(name: str) -> Path:
     """The file of an overlay."""
     if name not in overlays():
-        raise ValueError(f"unknown overlay {name!r}: choose one of {', '.join(overlays())}")
+        from monai_saliency.utils.arguments import check_option  # which loads torch
+
+        check_option("overlay", name, overlays())
     return Path(__file__).with_name(f"{name}.yaml")
