@@ -143,7 +143,7 @@ class AttachSettings:
         self.report = flag("report", self.report)
         self.standard_error = flag("standard_error", self.standard_error)
         self.measures = Trust(self.trust_steps) if flag("trust", self.trust) else None
-        self.inputs = ArgumentInputs("image", ["image"], self.numbers) if self.numbers else None
+        self.inputs = ArgumentInputs("image", self.numbers) if self.numbers else None
         if self.inputs is not None and self.measures is not None:
             raise ValueError(f"`{self.prefix}trust` measures networks of an image alone: leave out `numbers`, or trust")
         self.keeps_place = flag(f"{self.prefix}keeps_place", self.keeps_place)

@@ -42,7 +42,7 @@ def one_by_one(images: torch.Tensor, **settings: Any) -> torch.Tensor:
     [
         (ms.DictInput("image"), lambda batch: score(batch["image"], batch["prior"], batch["age"])),
         (ms.ArgumentInputs("image"), lambda image, prior, age: score(image, prior, age)),
-        (ms.ArgumentInputs("image", positional=["prior"]), lambda p, *, image, age: score(image, p, age)),
+        (ms.ArgumentInputs("image"), lambda scan, *, prior, age: score(scan, prior, age)),
     ],
 )
 def test_held_inputs_follow_their_case(adapter: TensorInput, network: Any, mask_batch_size: int) -> None:
@@ -123,7 +123,7 @@ def test_held_images_are_cut_by_a_sliding_window(padded: bool) -> None:
         assert_close(maps[i : i + 1], whole)
 
 
-@pytest.mark.parametrize("adapter", [ms.DictInput("image"), ms.ArgumentInputs("image", positional=["image", "prior"])])
+@pytest.mark.parametrize("adapter", [ms.DictInput("image"), ms.ArgumentInputs("image")])
 def test_as_a_transform(adapter: TensorInput) -> None:
     """Held inputs of one item have no batch axis, and may be arrays and numbers."""
     network: Any = lambda image, prior, age: score(image, prior, age)  # noqa: E731
