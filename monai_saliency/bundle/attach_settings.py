@@ -176,7 +176,7 @@ class AttachSettings:
 
     def network(self, network: Any) -> Any:
         """The network that explains, of the one that predicts: the same one, run as fast as the settings say."""
-        return accelerated(network, **self.runtime, prefix=self.prefix)
+        return accelerated(network, **self.runtime)
 
     def store(self, folder: Path) -> ScoreStore | None:
         """The scores that are kept, for maps in a folder."""
