@@ -24,6 +24,7 @@ __all__ = [
     "finite_numbers",
     "flag",
     "indices",
+    "indices_or_word",
     "instance",
     "nearest",
     "number",
@@ -131,6 +132,16 @@ def indices(name: str, value: Any, words: str = "") -> list[int]:
             f"`{name}` must be an index or a list of indices, got {value!r}{words and f'; or write {words}'}"
         )
     return numbers.tolist()
+
+
+def indices_or_word(name: str, value: Any, words: Sequence[str]) -> list[int] | str:
+    """One or several indices, as a list of ``int``, or one of some words."""
+    listed = " or ".join([", ".join(map(repr, words[:-1])), repr(words[-1])]) if len(words) > 1 else repr(words[0])
+    if not isinstance(value, str):
+        return indices(name, value, listed)
+    if value not in words:
+        raise ValueError(f"`{name}` must be a list of indices or {listed}, got {value!r}")
+    return value
 
 
 def _numbers(value: Any) -> np.ndarray | None:

@@ -160,12 +160,6 @@ def test_rows_that_do_not_sum_to_one_are_refused(other: torch.Tensor) -> None:
         ms.explain(network, torch.ones(1, 1, 8, 8), method="rise", num_masks=10)
 
 
-def test_saturation_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    ms.AutoTarget(readings(activation="softmax"), scale="probability").bind(LOGITS * 20, FLAT)
-    assert "the explained probability is 1 to six digits" in caplog.text
-    assert "--saliency_scale auto" in caplog.text
-
-
 def segmentation() -> torch.Tensor:
     """Class 2 in four voxels, class 1 in two, background elsewhere."""
     logits = torch.zeros(1, 4, 4, 4)
