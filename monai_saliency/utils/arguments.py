@@ -67,8 +67,8 @@ def refuse_unknown(owner: str, names: Iterable[str], known: Collection[str]) -> 
     """Refuse settings that a function does not have, by the nearest that it has."""
     for name in names:
         if name not in known:
-            has = did_you_mean(name, known) or f": it has {', '.join(known)}"
-            raise TypeError(f"{owner} has no setting `{name}`{has}")
+            advice = did_you_mean(name, known) or f": it has {', '.join(known)}"
+            raise TypeError(f"{owner} has no setting `{name}`{advice}")
 
 
 def check_option(name: str, value: Any, options: Collection[str]) -> Any:
@@ -136,7 +136,8 @@ def indices(name: str, value: Any, words: str = "") -> list[int]:
 
 def indices_or_word(name: str, value: Any, words: Sequence[str]) -> list[int] | str:
     """One or several indices, as a list of ``int``, or one of some words."""
-    listed = " or ".join([", ".join(map(repr, words[:-1])), repr(words[-1])]) if len(words) > 1 else repr(words[0])
+    *others, last = map(repr, words)
+    listed = f"{', '.join(others)} or {last}" if others else last
     if not isinstance(value, str):
         return indices(name, value, listed)
     if value not in words:

@@ -56,10 +56,12 @@ class PatchGrid:
     @property
     def middle(self) -> int:
         """The patch nearest to the middle of the image, where its content is, rather than background."""
-        corners = np.array([[(side.start, side.stop) for side in box] for box in self.boxes])
-        middles = corners.sum(axis=2)  # twice
-        middle_of_image = (middles.min(axis=0) + middles.max(axis=0)) / 2
-        return int(np.abs(middles - middle_of_image).sum(axis=1).argmin())
+        middles = []  # twice the middle of each patch
+        for box in self.boxes:
+            middles.append([side.start + side.stop for side in box])
+        along = np.array(middles)
+        off = np.abs(along - (along.min(axis=0) + along.max(axis=0)) / 2)
+        return int(off.sum(axis=1).argmin())
 
     def window(self, divide: int = 1, times: int = 1) -> list[int]:
         """The edges in voxels of a window that is some steps from patch to patch long, divided; at most the image."""
