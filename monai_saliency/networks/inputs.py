@@ -19,7 +19,9 @@ from monai_saliency.utils.arguments import number, written
 from monai_saliency.utils.tensors import plain, to_device
 
 Infer = Callable[..., Any]
-TakeApart = Callable[[torch.Tensor], dict[Any, torch.Tensor]]
+#: tensors by the names of the network's inputs
+Named = Mapping[Any, torch.Tensor]
+TakeApart = Callable[[torch.Tensor], Named]
 
 __all__ = ["ArgumentInputs", "DictInput", "ListInput", "SplitInputs", "TensorInput"]
 
@@ -41,12 +43,12 @@ class SplitInputs:
     images: torch.Tensor
     meta: torch.Tensor
     held_images: torch.Tensor
-    held_values: Mapping[Any, torch.Tensor] = field(default_factory=dict)
+    held_values: Named = field(default_factory=dict)
     channels: Mapping[Any, tuple[slice, torch.dtype]] = field(default_factory=dict)
     names: Sequence[Any] = ()
     numbers: Mapping[Any, Mapping[str, float]] = field(default_factory=dict)
 
-    def take_apart(self, batch: torch.Tensor, values: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+    def take_apart(self, batch: torch.Tensor, values: Named) -> Named:
         """The network's inputs by name, from a batch ``(n, C + H, *spatial)`` and held values ``(n, ...)``."""
         inputs: dict[Any, torch.Tensor] = {}
         for name in self.names:
@@ -66,9 +68,7 @@ class SplitInputs:
                 numbers[name] = Number(value, baseline)
         return numbers
 
-    def values_of(
-        self, counts: Sequence[tuple[int, int]], total: int, hidden: np.ndarray | None = None
-    ) -> dict[Any, torch.Tensor]:
+    def values_of(self, counts: Sequence[tuple[int, int]], total: int, hidden: np.ndarray | None = None) -> Named:
         """The held values ``(total, ...)`` for the rows of a batch, by name.
 
         Args:
@@ -88,7 +88,7 @@ class SplitInputs:
             self._hide(values, hidden)
         return values
 
-    def _hide(self, values: Mapping[Any, torch.Tensor], hidden: np.ndarray) -> None:
+    def _hide(self, values: Named, hidden: np.ndarray) -> None:
         """Replace hidden numbers by their baselines, in place."""
         start = 0
         for key, baselines in self.numbers.items():
@@ -117,7 +117,7 @@ class TensorInput:
         images = _images("`inputs`", inputs)
         return SplitInputs(images, with_own_meta(inputs), images[:, :0])
 
-    def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
+    def join(self, image: torch.Tensor, held: Named) -> Any:
         """Make the inputs that :meth:`split` takes of the image ``(B, C, *spatial)`` and held inputs ``(B, ...)``."""
         if held:
             words = f"held inputs {list(held)} are given, and the inferer's `inputs` takes one tensor"
@@ -210,7 +210,7 @@ class _NamedInputs(TensorInput):
         words = f"`inputs` must be a dictionary or a sequence of tensors for {type(self).__name__}"
         raise ValueError(f"{words}, got {type(inputs).__name__}")
 
-    def _perturbed(self, tensors: Mapping[Any, Any]) -> dict[Any, torch.Tensor]:
+    def _perturbed(self, tensors: Mapping[Any, Any]) -> Named:
         """The perturbed images ``(B, C, *spatial)`` by name, which agree in everything but their channels."""
         missing = [name for name in self.perturb if name not in tensors]
         if missing:
@@ -225,7 +225,7 @@ class _NamedInputs(TensorInput):
                 )
         return perturbed
 
-    def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
+    def join(self, image: torch.Tensor, held: Named) -> Any:
         if len(self.perturb) > 1:
             raise ValueError(f"one image is given, and {self.perturb} are perturbed: give all inputs to `explain`")
         return {self.perturb[0]: image, **held}
@@ -233,7 +233,7 @@ class _NamedInputs(TensorInput):
     def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
         return infer(batch, lambda part, *more, **named: self.call(network, take_apart(part), more, named))
 
-    def call(self, network: Infer, inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def call(self, network: Infer, inputs: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the network with its inputs by name, and with further arguments from the inner inferer."""
         raise NotImplementedError
 
@@ -263,7 +263,7 @@ class DictInput(_NamedInputs):
         [[[[1.0, 1.0, 1.0]]], [[[10.0, 10.0, 10.0]]]]
     """
 
-    def call(self, network: Infer, inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def call(self, network: Infer, inputs: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return network(inputs, *args, **kwargs)
 
 
@@ -290,7 +290,7 @@ class ArgumentInputs(_NamedInputs):
         [[[[1.0, 2.0, 3.0]]]]
     """
 
-    def call(self, network: Infer, inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def call(self, network: Infer, inputs: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if all(isinstance(name, int) for name in inputs):
             return network(*(inputs[place] for place in sorted(inputs)), *args, **kwargs)
         perturbed = [inputs[name] for name in self.perturb]
@@ -298,7 +298,7 @@ class ArgumentInputs(_NamedInputs):
         return network(*perturbed, *args, **held, **kwargs)
 
 
-def _channels(images: Mapping[Any, torch.Tensor]) -> dict[Any, tuple[slice, torch.dtype]]:
+def _channels(images: Named) -> dict[Any, tuple[slice, torch.dtype]]:
     """Where each of some images is, joined along the channels, and its own type."""
     channels, start = {}, 0
     for name, image in images.items():
@@ -324,7 +324,7 @@ def _baselines(numbers: Any) -> dict[Any, dict[str, float]]:
     return checked
 
 
-def _check_columns(key: Any, baselines: Mapping[str, float], held: Mapping[Any, torch.Tensor]) -> None:
+def _check_columns(key: Any, baselines: Mapping[str, float], held: Named) -> None:
     """Check the input ``(B, n)`` of some numbers, or ``(B,)`` of one."""
     if key not in held:
         raise ValueError(f"`numbers` names the input {key!r}, and the inputs that are held are {list(held)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -129,23 +130,18 @@ def _are_probabilities(scores: torch.Tensor, activation: str) -> bool:
     return activation != "none" or (len(scores) > 1 and bool(rows_sum_to_one(scores[None]).all()))
 
 
+@dataclass(eq=False)
 class _BoundClassScore(BoundTarget):
-    def __init__(
-        self,
-        classes: list[int],
-        activation: str,
-        reference: torch.Tensor,
-        log_odds: Sequence[bool],
-        against: int | None = None,
-    ) -> None:
-        self.classes = classes
-        self.labels: Sequence[int | str] = classes
-        if against is not None:
-            self.labels = [f"class {index} against class {against}" for index in classes]
-        self.activation = activation
-        self.reference = reference
-        self.log_odds = log_odds
-        self.against = against
+    classes: list[int]
+    activation: str
+    reference: torch.Tensor  # the scores (classes,) of the unperturbed image
+    log_odds: Sequence[bool]  # of each explained class
+    against: int | None = None
+
+    def __post_init__(self) -> None:
+        self.labels: Sequence[int | str] = self.classes
+        if self.against is not None:
+            self.labels = [f"class {index} against class {self.against}" for index in self.classes]
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         values = to_float(output)

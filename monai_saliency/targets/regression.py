@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,11 +66,11 @@ class RegressionScore(Target):
         return _BoundRegressionScore(names, values, numbers)
 
 
+@dataclass(eq=False)
 class _BoundRegressionScore(BoundTarget):
-    def __init__(self, names: Sequence[str], values: Sequence[int], reference: torch.Tensor) -> None:
-        self.labels = names
-        self.values = values
-        self.reference = reference
+    labels: Sequence[str]
+    values: Sequence[int]
+    reference: torch.Tensor  # all numbers of the unperturbed image
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         return columns(to_float(output).reshape(len(output), -1), self.values)
@@ -120,10 +121,10 @@ class FunctionScore(Target):
         return _BoundFunctionScore(labels, self.function)
 
 
+@dataclass(eq=False)
 class _BoundFunctionScore(BoundTarget):
-    def __init__(self, labels: Sequence[str], function: Callable[[Any], torch.Tensor]) -> None:
-        self.labels = labels
-        self.function = function
+    labels: Sequence[str]
+    function: Callable[[Any], torch.Tensor]
 
     def __call__(self, output: Any) -> torch.Tensor:
         return _scores(self.function, output)

@@ -59,13 +59,13 @@ class _SegmentationTarget(Target):
         self,
         channel: int | Sequence[int] | str,
         activation: str,
-        region: str | torch.Tensor,
-        label_values: Sequence[int | Sequence[int]] | None,
+        region: str | torch.Tensor = "predicted",
+        *,
+        label_values: Sequence[int | Sequence[int]] | None = None,
     ) -> None:
-        activation = check_option("activation", activation, list(ACTIVATIONS))
         check_region(region, self.regions)
         self.channels = indices_or_word("channel", channel, ["predicted"])
-        self.activation = activation
+        self.activation = check_option("activation", activation, list(ACTIVATIONS))
         self.region = region
         self.label_values: dict[int, list[int]] = {}
         if label_values is not None:
@@ -187,7 +187,7 @@ class RegionScore(_SegmentationTarget):
         components: int | None = None,
         scale: str = "probability",
     ) -> None:
-        super().__init__(channel, activation, region, label_values)
+        super().__init__(channel, activation, region, label_values=label_values)
         self.scale = check_option("scale", scale, SCALES)
         self.is_additive = self.scale == "probability" or (self.scale == "auto" and self.activation == "none")
         self.is_linear = self.is_additive and self.activation == "none"
@@ -326,16 +326,6 @@ class DiceScore(_SegmentationTarget):
     """
 
     regions = ("predicted", "label")
-
-    def __init__(
-        self,
-        channel: int | Sequence[int] | str,
-        activation: str,
-        region: str | torch.Tensor = "predicted",
-        *,
-        label_values: Sequence[int | Sequence[int]] | None = None,
-    ) -> None:
-        super().__init__(channel, activation, region, label_values)
 
     def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str, case: Case) -> BoundTarget:
         return _BoundDiceScore(parts, self.activation, output, where)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,11 +80,11 @@ class EmbeddingSimilarity(Target):
         return _BoundEmbeddingSimilarity(names, given.to(own).flatten(1), self.measure)
 
 
+@dataclass(eq=False)
 class _BoundEmbeddingSimilarity(BoundTarget):
-    def __init__(self, labels: list[str], references: torch.Tensor, measure: str) -> None:
-        self.labels = labels
-        self.references = references
-        self.measure = measure
+    labels: Sequence[str]
+    references: torch.Tensor  # (M, D)
+    measure: str
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         return _MEASURES[self.measure](to_float(output).reshape(len(output), -1), self.references)
