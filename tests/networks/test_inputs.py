@@ -67,7 +67,7 @@ def test_a_numpy_array_is_a_tensor() -> None:
     named = ms.rise(7, 3, target=TARGET, inputs=ms.ArgumentInputs(1))
     arrays = PRIORS.numpy(), IMAGES.numpy(), AGES.numpy()
     maps = named(arrays, lambda prior, image, age: score(image, prior, age))
-    torch.testing.assert_close(maps, one_by_one(IMAGES), rtol=0, atol=1e-12)
+    assert_close(maps, one_by_one(IMAGES))
 
 
 def test_a_tuple_of_images_is_told_what_to_write() -> None:
@@ -83,14 +83,14 @@ def test_a_tuple_of_images_is_told_what_to_write() -> None:
 
     maps = eval(of_list, {"ms": ms, "images": images, "network": detector})
     expected = ms.explain(lambda batch: 9 * batch.mean((2, 3)), torch.stack(images))
-    torch.testing.assert_close(maps, expected)
+    assert_close(maps, expected)
 
     def difference(fixed: torch.Tensor, moving: torch.Tensor) -> torch.Tensor:
         return 9 * (fixed - moving).mean((2, 3))
 
     fixed, moving = images[0][None], images[1][None]
     maps = eval(of_several, {"ms": ms, "inputs": (fixed, moving), "network": difference})
-    torch.testing.assert_close(maps, ms.explain(lambda image: difference(image, moving), fixed))
+    assert_close(maps, ms.explain(lambda image: difference(image, moving), fixed))
 
 
 def test_planted_truth_in_the_perturbed_input_only() -> None:

@@ -137,7 +137,7 @@ def test_the_end_of_a_softmax_is_seen(discrete: str | None, caplog: pytest.LogCa
     assert "case other: the network's output is read as logits, of which a softmax makes probabil" in caplog.text
     assert "given" not in caplog.text
     assert list(bound.labels) == [1]
-    torch.testing.assert_close(bound(output)[0], output[0, 1:2])
+    assert_close(bound(output)[0], output[0, 1:2])
     # As segmentations: in the predicted region, the mean.
     volume = segmentation().softmax(1) * (1 + 9e-5)  # patches are averaged with rounding
     regions = ms.AutoTarget(readings(discrete=discrete)).bind(volume, FLAT)
