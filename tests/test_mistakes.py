@@ -111,7 +111,9 @@ CALLS: list[Row] = [
     (lambda: explain(network="model.pt"), r"`network` must be a network or another callable.*, got 'model.pt'"),
     (lambda: explain(images=torch.rand(1, 64, 48, 3)), r"must be channel-first.* write images.movedim"),
     (lambda: explain(images=IMAGES[0]), r"must be images of shape \(B, C, H, W\)"),
-    (lambda: explain(images=IMAGES.numpy()), r"must be images of shape .*, got ndarray"),
+    (lambda: explain(images="scan.nii.gz"), r"must be images of shape .*, got str"),
+    (lambda: explain(images=IMAGES[:, 0].long().numpy()), r"must be images of shape .*, got \("),
+    (lambda: explain(images=[IMAGES[0]] * 2), r"`inputs` is a list of 2\. .* inputs=ms\.ListInput\(\)"),
     (lambda: explain(images={"image": IMAGES}), r"set the inferer's `inputs` to DictInput"),
     (lambda: explain(images=IMAGES[:0]), r"must be images of shape"),
     (lambda: explain(cases=["a"]), r"`cases` must be a list of cases such as Case\(.*, got 'a'"),
@@ -190,7 +192,7 @@ class TestHonestValues:
 
     @pytest.mark.parametrize(
         "target",
-        [ms.RegionScore(np.int64(1), "none", region=torch.ones(8, 8)), ms.DiceScore([1], "none", smooth=1)],
+        [ms.RegionScore(np.int64(1), "none", region=torch.ones(8, 8)), ms.DiceScore([1], "none")],
     )
     def test_of_targets_of_a_segmentation(self, target: Any) -> None:
         def segment(images: torch.Tensor) -> torch.Tensor:

@@ -130,7 +130,7 @@ class AttachSettings:
         for name in ("report", "standard_error", "keeps_place"):
             setattr(self, name, flag(f"{self.prefix}{name}", getattr(self, name)))
         self.measures = Trust(self.trust_steps) if flag(f"{self.prefix}trust", self.trust) else None
-        self.inputs = ArgumentInputs("image", ["image"], self.numbers) if self.numbers else None
+        self.inputs = ArgumentInputs("image", self.numbers) if self.numbers else None
         if self.inputs is not None and self.measures is not None:
             raise ValueError(f"`{self.prefix}trust` measures networks of an image alone: leave out `numbers`, or trust")
         self._written: dict[str, Any] = {"key": self.key, "image_key": NETWORK_INPUT, "report": self.report}
@@ -190,7 +190,7 @@ class AttachSettings:
 
     def network(self, network: Any) -> Any:
         """The network that explains, of the one that predicts: the same one, run as fast as the settings say."""
-        return accelerated(network, **self.runtime, prefix=self.prefix)
+        return accelerated(network, **self.runtime)
 
     def store(self, folder: Path) -> ScoreStore | None:
         """The scores that are kept, for maps in a folder."""

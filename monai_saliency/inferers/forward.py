@@ -20,8 +20,8 @@ from monai.inferers import Inferer, SliceInferer
 
 from monai_saliency.errors import CaseError
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
-from monai_saliency.networks.outputs import OutputPath, check_rows, joined, read, rows
-from monai_saliency.utils.monai_private import tensor_version, tree_map
+from monai_saliency.networks.outputs import OutputPath, check_rows, in_parts, read
+from monai_saliency.utils.monai_private import tensor_version
 
 __all__ = ["Cancelled", "Forward", "Guard", "evaluating", "known_of"]
 
@@ -175,17 +175,14 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _in_parts(batch: torch.Tensor, values: Mapping[Any, torch.Tensor], size: int, call: Call) -> Any:
-    """All parts have one shape, as compiled networks need it: the last one repeats the last image."""
-    count = len(batch)
-    if size == count:
+    """All parts have one shape, as compiled networks need it."""
+    if size == len(batch):
         return call(batch, values)
-    outputs, counts = [], [min(size, count - start) for start in range(0, count, size)]
-    for number, kept in enumerate(counts):
-        places = [min(place, count - 1) for place in range(number * size, (number + 1) * size)]
-        output = rows(call(batch[places], {name: each[places] for name, each in values.items()}), 0, kept, size)
-        # The next call may overwrite it.
-        outputs.append(tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor) else each, output))
-    return joined(outputs, counts)
+
+    def part(places: list[int]) -> Any:
+        return call(batch[places], {name: value[places] for name, value in values.items()})
+
+    return in_parts(len(batch), size, size, part)
 
 
 @contextmanager

@@ -42,10 +42,12 @@ class OnImageGrid(torch.nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Compute logits ``(B, classes, *spatial)`` of images ``(B, C, *spatial)``, on the images' grid."""
         logits = read(self.network(images), self.output)
+        got = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else type(logits).__name__
         if not isinstance(logits, torch.Tensor) or logits.ndim != images.ndim:
-            found = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else type(logits).__name__
-            words = f"logits (B, classes, *spatial) of images of shape {tuple(images.shape)}"
-            raise ValueError(f"`output` must read {words}, got {found}")
+            raise ValueError(
+                f"`output` must read logits (B, classes, *spatial) of images of shape {tuple(images.shape)}, got {got}"
+            )
         if logits.shape[2:] == images.shape[2:]:
             return logits
-        return torch.nn.functional.interpolate(logits, images.shape[2:], mode=_LINEAR[images.ndim], align_corners=False)
+        mode = _LINEAR[images.ndim]
+        return torch.nn.functional.interpolate(logits, images.shape[2:], mode=mode, align_corners=False)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from monai_saliency.networks.ensemble import Ensemble
-from monai_saliency.networks.outputs import joined, rows
+from monai_saliency.networks.outputs import in_parts
 from monai_saliency.utils.monai_private import tree_leaves, tree_map
 
 __all__ = ["exported_network", "load_checkpoint", "network_of"]
@@ -70,8 +70,8 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
         members = network.networks if isinstance(network, Ensemble) else [network]
         if len(members) != len(path):
             raise ValueError(f"checkpoint lists {len(path)} files, and the network is of {len(members)}: give one each")
-        for member, each in zip(members, path, strict=True):
-            load_checkpoint(member, each)
+        for member, file in zip(members, path, strict=True):
+            load_checkpoint(member, file)
         return network
     if _is_exported(path):
         if isinstance(network, (InBatchesOf, torch.fx.GraphModule)):
@@ -102,29 +102,33 @@ def _weights_in(path: Path) -> dict[str, torch.Tensor]:
             "torch.export to a file that ends in .pt2; for a TorchScript file set network_def to "
             "$torch.jit.load(path), and checkpoint to '' (empty)"
         ) from None
-    while isinstance(content, Mapping) and (inside := [name for name in _WRAPPERS if _is_mapping(content, name)]):
-        content = content[inside[0]]
+    content = _unwrapped(content)
     weights = content if isinstance(content, Mapping) else {}
     if not weights or not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in weights.items()):
         raise ValueError(f"checkpoint {path} holds no state dictionary, but a {type(content).__name__}")
     return dict(weights)
 
 
+def _unwrapped(content: Any) -> Any:
+    """What a file's dictionary holds under a usual key, and so on inside it; else the content itself."""
+    if isinstance(content, Mapping):
+        for name in _WRAPPERS:
+            if isinstance(content.get(name), Mapping):
+                return _unwrapped(content[name])
+    return content
+
+
 def _renamed(weights: dict[str, torch.Tensor], network: torch.nn.Module, path: Any) -> dict[str, torch.Tensor]:
     """The weights by the network's own names, which a wrapper in training may have put a prefix before."""
-    own, removed = network.state_dict().keys(), ""
-    while not own & weights.keys():
-        prefix = next((each for each in _PREFIXES if all(name.startswith(each) for name in weights)), "")
-        if not prefix:
-            break
-        weights, removed = {name.removeprefix(prefix): value for name, value in weights.items()}, removed + prefix
+    own = network.state_dict().keys()
+    removed = ""
+    for prefix in _PREFIXES * 2:  # one wrapper may lie around another
+        if not own & weights.keys() and all(name.startswith(prefix) for name in weights):
+            weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+            removed += prefix
     if removed:
         logger.warning("checkpoint %s: the prefix %s is removed from the names of its weights", path, removed)
     return weights
-
-
-def _is_mapping(content: Mapping[Any, Any], name: str) -> bool:
-    return isinstance(content.get(name), Mapping)
 
 
 def _is_exported(path: str | Path) -> bool:
@@ -156,7 +160,7 @@ def _no_pickled_code(path: str | Path) -> Iterator[None]:
     """Let ``torch.export.load`` refuse pickled code, which it runs otherwise where plain weights are not found."""
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
-            if any(each in name for each in _CODE):
+            if any(code in name for code in _CODE):
                 raise UnpicklingError(f"its part {name} is code")
     before = {name: os.environ.get(name) for name in _NO_CODE}
     os.environ.update(_NO_CODE)
@@ -164,8 +168,10 @@ def _no_pickled_code(path: str | Path) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            os.environ.pop(name)
-            os.environ.update({} if value is None else {name: value})
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class InBatchesOf(torch.nn.Module):
@@ -173,33 +179,34 @@ class InBatchesOf(torch.nn.Module):
 
     def __init__(self, network: torch.nn.Module, most: int | None, least: int) -> None:
         super().__init__()
-        self.network, self.most, self.least = network, most, least
+        self.network = network
+        self.most = most
+        self.least = least
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The outputs of all images, as one batch."""
-        count = next(len(each) for each in tree_leaves((inputs, named)) if isinstance(each, torch.Tensor))
-        most = self.most or max(count, self.least)
-        counts = [min(most, count - start) for start in range(0, count, most)]
-        outputs = []
-        for start, number in zip(range(0, count, most), counts, strict=True):
-            size = max(number, self.least)
-            taken = [min(start + place, count - 1) for place in range(size)]
-            positional, by_name = tree_map(lambda value, taken=taken: _rows_of(value, taken, count), (inputs, named))
-            outputs.append(rows(self.network(*positional, **by_name), 0, number, size))
-        return joined(outputs, counts)
+        tensors = [leaf for leaf in tree_leaves((inputs, named)) if isinstance(leaf, torch.Tensor)]
+        count = len(tensors[0])
 
+        def part(places: list[int]) -> Any:
+            def taken(leaf: Any) -> Any:
+                is_batch = isinstance(leaf, torch.Tensor) and leaf.ndim and len(leaf) == count
+                return leaf[places] if is_batch else leaf
 
-def _rows_of(value: Any, taken: list[int], count: int) -> Any:
-    is_batch = isinstance(value, torch.Tensor) and value.ndim and len(value) == count
-    return value[taken] if is_batch else value
+            positional, by_name = tree_map(taken, (inputs, named))
+            return self.network(*positional, **by_name)
+
+        return in_parts(count, self.most or max(count, self.least), self.least, part)
 
 
 def _batch_sizes(program: torch.export.ExportedProgram) -> tuple[int, int | None]:
     """The fewest and the most images that a program takes at a time; None for any number."""
     names = program.graph_signature.user_inputs
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    values = [node.meta.get("val") for node in nodes]
-    count = next((each.shape[0] for each in values if isinstance(each, torch.Tensor) and each.ndim > 1), None)
+    count: Any = None
+    for node in program.graph.nodes:
+        value = node.meta.get("val") if node.op == "placeholder" and node.name in names else None
+        if count is None and isinstance(value, torch.Tensor) and value.ndim > 1:
+            count = value.shape[0]
     if isinstance(count, int):
         return count, count
     limits = None if count is None else program.range_constraints.get(count.node.expr)

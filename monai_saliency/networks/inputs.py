@@ -19,69 +19,89 @@ from monai_saliency.utils.arguments import number, written
 from monai_saliency.utils.tensors import plain, to_device
 
 Infer = Callable[..., Any]
-TakeApart = Callable[[torch.Tensor], dict[Any, torch.Tensor]]
+#: tensors by the names of the network's inputs
+Named = Mapping[Any, torch.Tensor]
+TakeApart = Callable[[torch.Tensor], Named]
 
 __all__ = ["ArgumentInputs", "DictInput", "ListInput", "SplitInputs", "TensorInput"]
 
 
 @dataclass(frozen=True)
 class SplitInputs:
-    """The inputs of a batch of B cases, split into perturbed and held ones."""
+    """The inputs of a batch of B cases, split into perturbed and held ones.
+
+    Attributes:
+        images: the perturbed inputs, joined as channels ``(B, C, *spatial)``.
+        meta: the first perturbed input as it was given, with its meta data.
+        held_images: held inputs on the images' grid, joined as channels ``(B, H, *spatial)``.
+        held_values: all other held inputs ``(B, ...)``, by name.
+        channels: where an input is in a batch ``(n, C + H, *spatial)`` and its own type, by name.
+        names: the names of all inputs, in the order in which they were given.
+        numbers: the baselines of numbers that are hidden like regions, by input and name.
+    """
 
     images: torch.Tensor
     meta: torch.Tensor
     held_images: torch.Tensor
-    held_values: Mapping[Any, torch.Tensor] = field(default_factory=dict)
+    held_values: Named = field(default_factory=dict)
     channels: Mapping[Any, tuple[slice, torch.dtype]] = field(default_factory=dict)
     names: Sequence[Any] = ()
     numbers: Mapping[Any, Mapping[str, float]] = field(default_factory=dict)
 
-    def take_apart(self, batch: torch.Tensor, values: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+    def take_apart(self, batch: torch.Tensor, values: Named) -> Named:
         """The network's inputs by name, from a batch ``(n, C + H, *spatial)`` and held values ``(n, ...)``."""
-        images = {name: batch[:, channels].to(dtype) for name, (channels, dtype) in self.channels.items()}
-        return {name: images[name] if name in images else values[name] for name in self.names}
+        inputs: dict[Any, torch.Tensor] = {}
+        for name in self.names:
+            if name in self.channels:
+                channels, dtype = self.channels[name]
+                inputs[name] = batch[:, channels].to(dtype)
+            else:
+                inputs[name] = values[name]
+        return inputs
 
     def numbers_of(self, index: int) -> dict[str, Number]:
         """The numbers of a case that are hidden like regions, by name."""
-        found: dict[str, Number] = {}
+        numbers: dict[str, Number] = {}
         for key, baselines in self.numbers.items():
             values = self.held_values[key][index].reshape(-1).tolist()
-            each = zip(baselines, values, baselines.values(), strict=True)
-            found |= {name: Number(value, baseline) for name, value, baseline in each}
-        return found
+            for (name, baseline), value in zip(baselines.items(), values, strict=True):
+                numbers[name] = Number(value, baseline)
+        return numbers
 
-    def values_of(
-        self, counts: Sequence[tuple[int, int]], total: int, hidden: np.ndarray | None = None
-    ) -> dict[Any, torch.Tensor]:
-        """The held values ``(total, ...)`` for the rows of a batch, whose last case's value fills the rest. Numbers are
-        replaced by their baselines where a row hides them, bool ``(rows, numbers)``.
+    def values_of(self, counts: Sequence[tuple[int, int]], total: int, hidden: np.ndarray | None = None) -> Named:
+        """The held values ``(total, ...)`` for the rows of a batch, by name.
+
+        Args:
+            counts: pairs of a case's place and the number of its rows, from the first row on. The last case's value
+                fills the rows behind them.
+            total: the rows of the batch.
+            hidden: bool ``(rows, numbers)``, where a number is replaced by its baseline.
         """
         if not self.held_values:
             return {}
-        filled = [*counts, (counts[-1][0], total - sum(count for _, count in counts))]
-        found = {
-            name: torch.cat([value[i : i + 1].expand(count, *value.shape[1:]) for i, count in filled])
-            for name, value in self.held_values.items()
-        }
+        cases = [case for case, count in counts for _ in range(count)]
+        cases += cases[-1:] * (total - len(cases))
+        values = {}
+        for name, value in self.held_values.items():
+            values[name] = value.index_select(0, to_device(np.array(cases), value.device))
         if hidden is not None:
-            self._hide(found, hidden)
-        return found
+            self._hide(values, hidden)
+        return values
 
-    def _hide(self, values: Mapping[Any, torch.Tensor], hidden: np.ndarray) -> None:
+    def _hide(self, values: Named, hidden: np.ndarray) -> None:
         """Replace hidden numbers by their baselines, in place."""
         start = 0
         for key, baselines in self.numbers.items():
-            rows, stop = values[key][: len(hidden)].view(len(hidden), -1), start + len(baselines)
-            baseline = to_device(np.array([*baselines.values()]), rows.device, rows.dtype)
-            rows.copy_(torch.where(to_device(hidden[:, start:stop], rows.device), baseline, rows))
+            stop = start + len(baselines)
+            rows = values[key][: len(hidden)].view(len(hidden), -1)
+            is_hidden = to_device(hidden[:, start:stop], rows.device)
+            baseline = to_device(np.array(list(baselines.values())), rows.device, rows.dtype)
+            rows.copy_(torch.where(is_hidden, baseline, rows))
             start = stop
 
 
 class TensorInput:
-    """One tensor ``(B, C, *spatial)``: the input of most networks, and the default. The other adapters derive from it.
-
-    A subclass overrides :meth:`split`, :meth:`join` and :meth:`run`.
-    """
+    """One tensor ``(B, C, *spatial)``: the input of most networks, and the default. Other adapters derive from it."""
 
     __repr__ = written
 
@@ -97,7 +117,7 @@ class TensorInput:
         images = _images("`inputs`", inputs)
         return SplitInputs(images, with_own_meta(inputs), images[:, :0])
 
-    def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
+    def join(self, image: torch.Tensor, held: Named) -> Any:
         """Make the inputs that :meth:`split` takes of the image ``(B, C, *spatial)`` and held inputs ``(B, ...)``."""
         if held:
             words = f"held inputs {list(held)} are given, and the inferer's `inputs` takes one tensor"
@@ -152,18 +172,46 @@ class _NamedInputs(TensorInput):
     """Several inputs: a dictionary of tensors ``(B, ...)``, or a sequence of tensors, which are named 0, 1, ..."""
 
     def __init__(self, perturb: str | int | Sequence[str | int], numbers: Mapping[Any, Any] | None = None) -> None:
-        names = perturb if isinstance(perturb, Sequence) and not isinstance(perturb, str) else [perturb]
-        if not names or not all(isinstance(name, (str, int)) and not isinstance(name, bool) for name in names):
+        self.perturb = [perturb] if isinstance(perturb, (str, int)) else perturb
+        is_list = isinstance(self.perturb, (list, tuple)) and len(self.perturb) > 0
+        if not is_list or any(type(name) not in (str, int) for name in self.perturb):
             raise ValueError(f"`perturb` must be the name of an input, or a list of names, got {perturb!r}")
-        self.perturb = list(names)
         self.numbers = None if numbers is None else _baselines(numbers)
 
     def split(self, inputs: Any) -> SplitInputs:
-        if not isinstance(inputs, (Mapping, Sequence)):
-            words = f"`inputs` must be a dictionary or a sequence of tensors for {type(self).__name__}"
-            raise ValueError(f"{words}, got {type(inputs).__name__}")
-        named = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
-        tensors = {name: _from_numpy(value) for name, value in named}
+        tensors = self._named(inputs)
+        perturbed = self._perturbed(tensors)
+        first = perturbed[self.perturb[0]]
+        held = {name: _held(name, value, first) for name, value in tensors.items() if name not in perturbed}
+        numbers = self.numbers or {}
+        for key, baselines in numbers.items():
+            _check_columns(key, baselines, held)
+        on_grid: dict[Any, torch.Tensor] = {}
+        values: dict[Any, torch.Tensor] = {}
+        for name, value in held.items():
+            is_image = value.ndim == first.ndim and value.shape[2:] == first.shape[2:]
+            (on_grid if is_image else values)[name] = value
+        return SplitInputs(
+            images=torch.cat(list(perturbed.values()), dim=1),
+            meta=with_own_meta(tensors[self.perturb[0]]),
+            held_images=torch.cat([first[:, :0], *(image.to(first) for image in on_grid.values())], dim=1),
+            held_values=values,
+            channels=_channels({**perturbed, **on_grid}),
+            names=list(tensors),
+            numbers=numbers,
+        )
+
+    def _named(self, inputs: Any) -> dict[Any, Any]:
+        """The inputs by name, or by place."""
+        if isinstance(inputs, Mapping):
+            return {name: _from_numpy(value) for name, value in inputs.items()}
+        if isinstance(inputs, Sequence):
+            return {place: _from_numpy(value) for place, value in enumerate(inputs)}
+        words = f"`inputs` must be a dictionary or a sequence of tensors for {type(self).__name__}"
+        raise ValueError(f"{words}, got {type(inputs).__name__}")
+
+    def _perturbed(self, tensors: Mapping[Any, Any]) -> Named:
+        """The perturbed images ``(B, C, *spatial)`` by name, which agree in everything but their channels."""
         missing = [name for name in self.perturb if name not in tensors]
         if missing:
             raise ValueError(f"`perturb` names {missing}, the inputs are {list(tensors)}")
@@ -175,26 +223,9 @@ class _NamedInputs(TensorInput):
                     f"the perturbed inputs must agree in batch, grid and type: {self.perturb[0]!r} is "
                     f"{tuple(first.shape)} {first.dtype}, {name!r} is {tuple(image.shape)} {image.dtype}"
                 )
-        held = {name: _held(name, value, first) for name, value in tensors.items() if name not in perturbed}
-        for key, baselines in (self.numbers or {}).items():
-            _check_columns(key, baselines, held)
-        grid = first.shape[2:]
-        on_grid = {name: each for name, each in held.items() if each.ndim == first.ndim and each.shape[2:] == grid}
-        channels, start = {}, 0
-        for name, image in {**perturbed, **on_grid}.items():
-            channels[name] = (slice(start, start + image.shape[1]), image.dtype)
-            start += image.shape[1]
-        return SplitInputs(
-            images=first if len(perturbed) == 1 else torch.cat([*perturbed.values()], dim=1),
-            meta=with_own_meta(tensors[self.perturb[0]]),
-            held_images=torch.cat([first[:, :0], *(image.to(first) for image in on_grid.values())], dim=1),
-            held_values={name: value for name, value in held.items() if name not in on_grid},
-            channels=channels,
-            names=list(tensors),
-            numbers=self.numbers or {},
-        )
+        return perturbed
 
-    def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
+    def join(self, image: torch.Tensor, held: Named) -> Any:
         if len(self.perturb) > 1:
             raise ValueError(f"one image is given, and {self.perturb} are perturbed: give all inputs to `explain`")
         return {self.perturb[0]: image, **held}
@@ -202,7 +233,7 @@ class _NamedInputs(TensorInput):
     def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
         return infer(batch, lambda part, *more, **named: self.call(network, take_apart(part), more, named))
 
-    def call(self, network: Infer, inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def call(self, network: Infer, inputs: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the network with its inputs by name, and with further arguments from the inner inferer."""
         raise NotImplementedError
 
@@ -232,19 +263,20 @@ class DictInput(_NamedInputs):
         [[[[1.0, 1.0, 1.0]]], [[[10.0, 10.0, 10.0]]]]
     """
 
-    def call(self, network: Infer, inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def call(self, network: Infer, inputs: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return network(inputs, *args, **kwargs)
 
 
 class ArgumentInputs(_NamedInputs):
     """A network that takes several arguments.
 
+    Inputs in a sequence are passed by position. Of inputs in a dictionary, the perturbed ones come first, by position
+    and in the order of ``perturb``; the held ones are passed by name, as MONAI's evaluators pass extra inputs.
+
     Args:
         perturb: the name of the input that is perturbed (its position 0, 1, ... if the inputs are a sequence), or
             several names, as for :class:`DictInput`. All other inputs are held.
         numbers: held numbers that :func:`~monai_saliency.shapley` hides like regions, as for :class:`DictInput`.
-        positional: the names of the inputs that are passed by position, in this order. The other inputs are passed by
-            name. By default all inputs are passed by position, in the order in which they are given.
 
     Example::
 
@@ -258,30 +290,22 @@ class ArgumentInputs(_NamedInputs):
         [[[[1.0, 2.0, 3.0]]]]
     """
 
-    def __init__(
-        self,
-        perturb: str | int | Sequence[str | int],
-        positional: Sequence[str | int] | None = None,
-        numbers: Mapping[Any, Any] | None = None,
-    ) -> None:
-        super().__init__(perturb, numbers)
-        if isinstance(positional, str):
-            raise ValueError(f"`positional` must be a list of names, got {positional!r}")
-        self.positional = None if positional is None else list(positional)
+    def call(self, network: Infer, inputs: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if all(isinstance(name, int) for name in inputs):
+            return network(*(inputs[place] for place in sorted(inputs)), *args, **kwargs)
+        perturbed = [inputs[name] for name in self.perturb]
+        held = {name: value for name, value in inputs.items() if name not in self.perturb}
+        return network(*perturbed, *args, **held, **kwargs)
 
-    def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
-        joined = super().join(image, held)
-        if held and self.positional is None:
-            if not all(isinstance(name, int) for name in joined):
-                words = "so their order is not known: give ArgumentInputs `positional` ([] passes all by name)"
-                raise ValueError(f"the inputs {list(joined)} are given by name, {words}")
-            return {place: joined[place] for place in sorted(joined)}
-        return joined
 
-    def call(self, network: Infer, inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        positional = list(inputs) if self.positional is None else self.positional
-        named = {name: value for name, value in inputs.items() if name not in positional}
-        return network(*(inputs[name] for name in positional), *args, **named, **kwargs)
+def _channels(images: Named) -> dict[Any, tuple[slice, torch.dtype]]:
+    """Where each of some images is, joined along the channels, and its own type."""
+    channels, start = {}, 0
+    for name, image in images.items():
+        stop = start + image.shape[1]
+        channels[name] = slice(start, stop), image.dtype
+        start = stop
+    return channels
 
 
 def _baselines(numbers: Any) -> dict[Any, dict[str, float]]:
@@ -289,17 +313,18 @@ def _baselines(numbers: Any) -> dict[Any, dict[str, float]]:
     if not isinstance(numbers, Mapping):
         words = "such as {'clinical': {'age': 62.0, 'sex': 0.5}}"
         raise ValueError(f"`numbers` must be the baseline of each number by its input and name, {words}, got {numbers}")
-    found: dict[Any, dict[str, float]] = {}
+    checked: dict[Any, dict[str, float]] = {}
+    names: list[str] = []
     for key, given in numbers.items():
         baselines = given if isinstance(given, Mapping) else {key: given}
-        found[key] = {str(name): number(f"baseline of {name}", each) for name, each in baselines.items()}
-    names = [name for baselines in found.values() for name in baselines]
-    if len({*names}) < len(names):
+        checked[key] = {str(name): number(f"baseline of {name}", baseline) for name, baseline in baselines.items()}
+        names += checked[key]
+    if len(set(names)) < len(names):
         raise ValueError(f"`numbers` must have different names, got {names}")
-    return found
+    return checked
 
 
-def _check_columns(key: Any, baselines: Mapping[str, float], held: Mapping[Any, torch.Tensor]) -> None:
+def _check_columns(key: Any, baselines: Mapping[str, float], held: Named) -> None:
     """Check the input ``(B, n)`` of some numbers, or ``(B,)`` of one."""
     if key not in held:
         raise ValueError(f"`numbers` names the input {key!r}, and the inputs that are held are {list(held)}")
@@ -307,10 +332,10 @@ def _check_columns(key: Any, baselines: Mapping[str, float], held: Mapping[Any, 
     if value.ndim > 2 or value[0].numel() != len(baselines):
         words = f"a column for each of the numbers {list(baselines)}"
         raise ValueError(f"input {key!r} must have shape (B, {len(baselines)}), {words}, got {tuple(value.shape)}")
-    fractions = [name for name, each in baselines.items() if not each.is_integer()]
-    if fractions and not value.is_floating_point():
-        words = f"the baseline {baselines[fractions[0]]:g} of {fractions[0]!r} is not a whole number: call .float()"
-        raise ValueError(f"input {key!r} is of {str(value.dtype)[6:]}, and {words}")
+    for name, baseline in baselines.items():
+        if not baseline.is_integer() and not value.is_floating_point():
+            words = f"the baseline {baseline:g} of {name!r} is not a whole number: call .float()"
+            raise ValueError(f"input {key!r} is of {str(value.dtype)[6:]}, and {words}")
 
 
 def _held(name: Any, value: Any, first: torch.Tensor) -> torch.Tensor:

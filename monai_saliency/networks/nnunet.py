@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Sequence
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -38,8 +38,9 @@ class MirroredNetwork(torch.nn.Module):
         self.network = network
         self.axes = tuple(axes)
         self.spatial_dims = spatial_dims
-        orders = chain.from_iterable(combinations(self.axes, count + 1) for count in range(len(self.axes)))
-        self.flips = [tuple(axis + 2 for axis in each) for each in orders]
+        self.flips: list[tuple[int, ...]] = []  # the axes of a patch (B, C, *spatial) to flip, for each mirrored copy
+        for count in range(1, len(self.axes) + 1):
+            self.flips += combinations([axis + 2 for axis in self.axes], count)
 
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
         """Compute the mean logits of patches and their mirrored copies."""
@@ -114,31 +115,39 @@ class NNUNetModel:
         checkpoint: str = "checkpoint_final.pth",
     ) -> None:
         self.folder = _model_folder(Path(folder), configuration)
-        self.dataset_json = json.loads((self.folder / "dataset.json").read_text(encoding="utf-8"))
-        self.plans = json.loads((self.folder / "plans.json").read_text(encoding="utf-8"))
-        reader = str(self.plans["image_reader_writer"])
-        if reader not in _READERS:
-            raise ValueError(
-                f"the scans of {self.folder} are read by {reader}, and only scans of {', '.join(_READERS)} are "
-                "explained: save them as NIfTI, and write `image_reader_writer`: SimpleITKIO into plans.json"
-            )
-        self.reorients = reader.endswith("WithReorient")
+        self.dataset_json = _read_json(self.folder / "dataset.json")
+        self.plans = _read_json(self.folder / "plans.json")
+        self.reorients = self._reader().endswith("WithReorient")
         self.folds = _folds(self.folder, folds, checkpoint)
         self.configuration = _configuration([self.folder / f"fold_{fold}" / checkpoint for fold in self.folds])
         if configuration not in (None, self.configuration):
             raise ValueError(f"the checkpoints of {self.folder} are of {self.configuration}, not {configuration}")
-        stage = self.plans["configurations"][self.configuration].get("previous_stage")
-        if stage is not None:
-            raise ValueError(
-                f"{self.configuration} is the second stage of a cascade: its network also reads the segmentation of "
-                f"{stage}, whose part in the score a map would leave out. Explain {stage}, or 3d_fullres"
-            )
+        self._check_stage()
         module = require("nnunetv2.inference.predict_from_raw_data", extra="nnunet")
         self.predictor = module.nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
         self.predictor.initialize_from_trained_model_folder(str(self.folder), self.folds, checkpoint)
         self.patch_size = list(self.predictor.configuration_manager.patch_size)
         self.activation = "sigmoid" if self.predictor.label_manager.has_regions else "softmax"
         self.channels = len(self.dataset_json.get("channel_names", self.dataset_json.get("modality")))
+
+    def _reader(self) -> str:
+        """The name of nnU-Net's reader of scans."""
+        reader = str(self.plans["image_reader_writer"])
+        if reader not in _READERS:
+            raise ValueError(
+                f"the scans of {self.folder} are read by {reader}, and only scans of {', '.join(_READERS)} are "
+                "explained: save them as NIfTI, and write `image_reader_writer`: SimpleITKIO into plans.json"
+            )
+        return reader
+
+    def _check_stage(self) -> None:
+        """Refuse the second stage of a cascade."""
+        stage = self.plans["configurations"][self.configuration].get("previous_stage")
+        if stage is not None:
+            raise ValueError(
+                f"{self.configuration} is the second stage of a cascade: its network also reads the segmentation of "
+                f"{stage}, whose part in the score a map would leave out. Explain {stage}, or 3d_fullres"
+            )
 
     def network(self, mirroring: bool = True) -> NNUNetNetwork:
         """The folds' networks as one, in evaluation mode, on the CPU; ``mirroring`` averages logits over mirrored
@@ -147,20 +156,24 @@ class NNUNetModel:
         return network_of(self.predictor, mirroring)
 
 
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def _model_folder(folder: Path, configuration: str | None) -> Path:
     """The folder of one model."""
     if (folder / "plans.json").is_file():
         return folder
     below = sorted(path.parent for path in folder.glob("*__*__*/plans.json"))
-    found = [each for each in below if configuration in (None, each.name.rpartition("__")[2])]
-    if len(found) == 1:
-        return found[0]
+    fitting = [model for model in below if configuration in (None, model.name.rpartition("__")[2])]
+    if len(fitting) == 1:
+        return fitting[0]
     if not below:
         raise FileNotFoundError(
             f"{folder} holds no plans.json: pass --nnunet_model_folder with the model folder that nnU-Net's training "
             "made, <nnUNet_results>/<dataset>/<trainer>__<plans>__<configuration>"
         )
-    count = "several models" if found else "no model"
+    count = "several models" if fitting else "no model"
     raise ValueError(
         f"{folder} holds {count} of the configuration {configuration or 'any'}, and these: {_listed(below)}. Pass one "
         "as --nnunet_model_folder, or choose by --nnunet_configuration"
@@ -175,21 +188,23 @@ def _folds(folder: Path, folds: Sequence[int | str] | int | str | None, checkpoi
     """The folds to average."""
     there = sorted(path.parent.name.removeprefix("fold_") for path in folder.glob(f"fold_*/{checkpoint}"))
     if folds is None:
-        folds = [fold for fold in there if fold != "all"] or there
+        chosen = [fold for fold in there if fold != "all"] or there
     elif isinstance(folds, (int, str)):
-        folds = [folds]
-    missing = [str(fold) for fold in folds if str(fold) not in there]
-    if missing or not folds:
+        chosen = [str(folds)]
+    else:
+        chosen = [str(fold) for fold in folds]
+    missing = [fold for fold in chosen if fold not in there]
+    if missing or not chosen:
         raise FileNotFoundError(
             f"{folder} has no {checkpoint} of fold {', '.join(missing) or 'any number'}, but "
             f"{_listed(folder.glob('fold_*/*.pth'))} in {_listed(folder.glob('fold_*'))}: choose by --nnunet_checkpoint"
         )
-    return [fold if fold == "all" else int(fold) for fold in folds]
+    return [fold if fold == "all" else int(fold) for fold in chosen]
 
 
 def _configuration(checkpoints: Sequence[Path]) -> str:
     """The configuration of all checkpoints, and that they hold no code: nnU-Net's predictor would run it."""
-    found = set()
+    configurations = set()
     for path in checkpoints:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -198,7 +213,7 @@ def _configuration(checkpoints: Sequence[Path]) -> str:
                 f"the checkpoint {path} cannot be read without running code in it: where you trust it, save it again "
                 "with the entries network_weights, trainer_name, init_args, inference_allowed_mirroring_axes alone"
             ) from error
-        found.add(content["init_args"]["configuration"])
-    if len(found) > 1:
-        raise ValueError(f"all folds must be of one configuration, got {', '.join(sorted(found))}")
-    return found.pop()
+        configurations.add(content["init_args"]["configuration"])
+    if len(configurations) > 1:
+        raise ValueError(f"all folds must be of one configuration, got {', '.join(sorted(configurations))}")
+    return configurations.pop()

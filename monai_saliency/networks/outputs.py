@@ -7,7 +7,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["OutputPath", "check_rows", "choices", "joined", "num_rows", "read", "rows", "shape"]
+from monai_saliency.utils.monai_private import tree_map
+
+__all__ = ["OutputPath", "check_rows", "choices", "in_parts", "joined", "num_rows", "read", "rows", "shape"]
 
 #: a key, an index, several of them from the outside in, or a function of the output
 OutputPath: TypeAlias = "str | int | Sequence[str | int] | Callable[[Any], Any]"
@@ -42,14 +44,18 @@ def check_rows(output: Any, count: int) -> None:
             "reads tensors from it"
         )
     for path, part in parts:
+        at = f" at output={_short(path)!r}" if path else ""
+        advice = "; choose another part by `output`" if path else ""
         if isinstance(part, torch.Tensor) and (part.ndim == 0 or len(part) != count):
-            what, should = f"an output of shape {tuple(part.shape)}", "its first axis must be the batch"
-        elif _is_list_of(Mapping, part) and len(part) != count:
-            what, should = f"a list of {len(part)} dictionaries", "it must have one entry per image"
-        else:
-            continue
-        at, other = (f" at output={_short(path)!r}", "; choose another part by `output`") if path else ("", "")
-        raise ValueError(f"the network gave {what}{at} for a batch of {count} images; {should}{other}")
+            raise ValueError(
+                f"the network gave an output of shape {tuple(part.shape)}{at} for a batch of {count} images; its first "
+                f"axis must be the batch{advice}"
+            )
+        if _is_list_of(Mapping, part) and len(part) != count:
+            raise ValueError(
+                f"the network gave a list of {len(part)} dictionaries{at} for a batch of {count} images; it must have "
+                f"one entry per image{advice}"
+            )
 
 
 def rows(output: Any, start: int, stop: int, count: int) -> Any:
@@ -63,15 +69,33 @@ def rows(output: Any, start: int, stop: int, count: int) -> Any:
     return output
 
 
+def in_parts(count: int, most: int, least: int, call: Callable[[list[int]], Any]) -> Any:
+    """One output for ``count`` images, by calls of ``least`` to ``most`` images. Each call is given the places of its
+    images; the last image fills a call that has too few.
+    """
+    outputs, counts = [], []
+    for start in range(0, count, most):
+        kept = min(most, count - start)
+        size = max(kept, least)
+        output = rows(call([min(start + place, count - 1) for place in range(size)]), 0, kept, size)
+        outputs.append(tree_map(_copied, output))  # the next call may overwrite it
+        counts.append(kept)
+    return joined(outputs, counts)
+
+
+def _copied(part: Any) -> Any:
+    return part.clone() if isinstance(part, torch.Tensor) else part
+
+
 def joined(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
     """One output for all images of several batches with ``counts`` images each, the opposite of :func:`rows`."""
     first = outputs[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(list(outputs)) if first.ndim else first
     if isinstance(first, Mapping):
-        return {key: joined([each[key] for each in outputs], counts) for key in first}
+        return {key: joined([output[key] for output in outputs], counts) for key in first}
     if _by_image(first, counts[0]):
-        return [entry for each in outputs for entry in each]
+        return [image for output in outputs for image in output]
     if isinstance(first, (tuple, list)):
         return [joined(parts, counts) for parts in zip(*outputs, strict=True)]
     return first
@@ -81,13 +105,19 @@ def num_rows(output: Any) -> int:
     """The number of images in the batch of an output; 0 where the output does not show it."""
     if _is_list_of(Mapping, output):
         return len(output)
-    return next((len(part) for _, part in _leaves(output) if isinstance(part, torch.Tensor) and part.ndim), 0)
+    for _, part in _leaves(output):
+        if isinstance(part, torch.Tensor) and part.ndim:
+            return len(part)
+    return 0
 
 
 def choices(output: Any) -> str:
     """The possible values of ``output`` for a structured output, with the shape that each reads, for messages."""
-    found = [(path, part) for path, part in _leaves(output) if path and isinstance(part, torch.Tensor)]
-    return ", ".join(f"output={_short(path)!r} reads {shape(part)}" for path, part in found[:_SHOWN])
+    words = []
+    for path, part in _leaves(output):
+        if path and isinstance(part, torch.Tensor):
+            words.append(f"output={_short(path)!r} reads {shape(part)}")
+    return ", ".join(words[:_SHOWN])
 
 
 def shape(output: torch.Tensor) -> str:

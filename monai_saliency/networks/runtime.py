@@ -32,21 +32,21 @@ def check_runtime(
     compile: bool | str | Mapping[str, Any] | None = False,
     prefix: str = "",
 ) -> dict[str, Any]:
-    """Check the settings of :func:`accelerated`."""
-    found: dict[str, Any] = {}
+    """The settings of :func:`accelerated` that are switched on, by name. ``prefix`` precedes the names in errors."""
+    settings: dict[str, Any] = {}
     if amp not in (None, False):
         if not isinstance(amp, str) or amp not in _TYPES:
             raise ValueError(f"`{prefix}amp` must be false, bf16 or fp16, got {amp!r}")
-        found["amp"] = amp
+        settings["amp"] = amp
     if flag(f"{prefix}channels_last", channels_last):
-        found["channels_last"] = True
+        settings["channels_last"] = True
     if isinstance(compile, Mapping):
-        found["compile"] = dict(compile)
+        settings["compile"] = dict(compile)
     elif isinstance(compile, str):
-        found["compile"] = {"mode": check_option(f"{prefix}compile", compile, _MODES)}
+        settings["compile"] = {"mode": check_option(f"{prefix}compile", compile, _MODES)}
     elif compile is not None and flag(f"{prefix}compile", compile):
-        found["compile"] = {}
-    return found
+        settings["compile"] = {}
+    return settings
 
 
 def accelerated(
@@ -54,7 +54,6 @@ def accelerated(
     amp: str | bool | None = False,
     channels_last: bool = False,
     compile: bool | str | Mapping[str, Any] | None = False,
-    prefix: str = "",
 ) -> Any:
     """A network that runs faster, for the inferer that explains. The network itself is left as it is.
 
@@ -67,7 +66,6 @@ def accelerated(
         compile: True compiles it by ``torch.compile`` for each shape of batch, a text is the mode
             (``"reduce-overhead"`` records CUDA graphs), a dictionary holds arguments of ``torch.compile``. For
             derivatives, as in white-box methods, the network runs uncompiled.
-        prefix: what precedes the settings' names, for errors.
 
     Example::
 
@@ -75,14 +73,14 @@ def accelerated(
         >>> accelerated(torch.nn.Linear(4, 2), amp="bf16")(torch.rand(1, 4)).dtype
         torch.float32
     """
-    found = check_runtime(amp, channels_last, compile, prefix)
-    if not found:
+    settings = check_runtime(amp, channels_last, compile)
+    if not settings:
         return network
     if isinstance(network, Ensemble):
-        return Ensemble([Accelerated(member, found) for member in network.networks])
-    words = f"a torch module for {' and '.join(prefix + name for name in found)}, which cannot look into anything else"
+        return Ensemble([Accelerated(member, settings) for member in network.networks])
+    words = f"a torch module for {' and '.join(settings)}, which cannot look into anything else"
     instance("network", network, torch.nn.Module, words)
-    return Accelerated(network, found)
+    return Accelerated(network, settings)
 
 
 class Accelerated(torch.nn.Module):
@@ -112,8 +110,8 @@ class Accelerated(torch.nn.Module):
         """The network's output, in float32 where it computes in half precision."""
         if "channels_last" in self.settings:
             inputs, named = tree_map(_channels_last, (inputs, named))
-        leaves = [each for each in tree_leaves((inputs, named)) if isinstance(each, torch.Tensor)]
-        kind = leaves[0].device.type if leaves else "cpu"
+        tensors = [leaf for leaf in tree_leaves((inputs, named)) if isinstance(leaf, torch.Tensor)]
+        kind = tensors[0].device.type if tensors else "cpu"
         with (
             nullcontext() if self.computes_in is None else torch.autocast(kind, self.computes_in),
             heeding_hooks() if self.compiles else nullcontext(),
@@ -125,11 +123,11 @@ class Accelerated(torch.nn.Module):
         """The network; compiled where no derivative is taken."""
         if not self.compiles or torch.is_grad_enabled():
             return self.network
-        if (found := _compiled.get(self)) is None:
+        if self not in _compiled:
             # One shape is what is run. Were sizes variables, code would be slower and compiled twice.
-            found = _compiled[self] = torch.compile(self.network, **{"dynamic": False, **self.settings["compile"]})
+            _compiled[self] = torch.compile(self.network, **{"dynamic": False, **self.settings["compile"]})
         torch.compiler.cudagraph_mark_step_begin()
-        return found
+        return _compiled[self]
 
     def _plain(self, value: Any) -> Any:
         """A part of the output as the network alone would give it."""
@@ -150,7 +148,8 @@ def _channels_last(value: Any) -> Any:
         return value.contiguous(memory_format=torch.channels_last if value.ndim == 4 else torch.channels_last_3d)
     # Of one channel both formats are the same memory, and torch takes it for the usual one unless the strides say so.
     value = value.contiguous()
-    return value.as_strided(value.shape, (value.stride(0), 1, *value.stride()[2:]))
+    first, _, *spatial = value.stride()
+    return value.as_strided(value.shape, (first, 1, *spatial))
 
 
 def plain_network(network: Any) -> Any:

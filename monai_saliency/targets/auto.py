@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from monai_saliency.targets.base import ACTIVATIONS, SCALES, Quantity, in_unit_i
 from monai_saliency.targets.postprocessing import Reading
 from monai_saliency.targets.regions import Labels
 from monai_saliency.targets.segmentation import PredictedRegionScore
-from monai_saliency.utils.arguments import check_option, indices, whole_number
+from monai_saliency.utils.arguments import check_option, indices_or_word, whole_number
 
 __all__ = ["AutoTarget", "Choice", "finds_nothing"]
 
@@ -122,12 +122,12 @@ class AutoTarget(Target):
         scale: str = "auto",
         against: int | None = None,
     ) -> None:
-        if isinstance(classes, str) and classes not in ("predicted", "all"):
-            raise ValueError(f"`classes` must be a list of indices, 'predicted' or 'all', got {classes!r}")
         self.readings = dict(readings or {})
-        self.classes = classes if isinstance(classes, str) else indices("classes", classes, "'predicted' or 'all'")
+        self.classes = indices_or_word("classes", classes, ["predicted", "all"])
         self.activation = None if activation is None else check_option("activation", activation, list(ACTIVATIONS))
-        self.output = (output,) if isinstance(output, (str, int)) else None if output is None else tuple(output)
+        self.output: tuple[str | int, ...] | None = None
+        if output is not None:
+            self.output = (output,) if isinstance(output, (str, int)) else tuple(output)
         self.scale = check_option("scale", scale, SCALES)
         self.against = None if against is None else whole_number("against", against, 0)
 
@@ -137,61 +137,56 @@ class AutoTarget(Target):
             raise ValueError(f"`against` is for classes of the whole image, and this is {choice.words}: leave it out")
         if choice.assumed is not None:
             logger.info("case %s: the network's output is read as %s", case.name, choice.assumed)
-        part = read(reference_output, choice.path)
-        bound = choice.target.bind(part, case)
-        is_softmax = getattr(choice.target, "activation", None) == "softmax"
-        if self.scale == "probability" and is_softmax and bool((bound(part) > 1 - 1e-6).all()):
-            logger.warning(
-                "case %s: the explained probability is 1 to six digits, so its map shows only what changes it by more; "
-                "scale='auto' (--saliency_scale auto) explains its log-odds instead",
-                case.name,
-            )
+        bound = choice.target.bind(read(reference_output, choice.path), case)
         # The chosen target holds labels as large as the output, which are bound by now.
         return _BoundChoice(replace(choice, target=self), bound)
 
     def choose(self, output: Any, case: Case) -> Choice:
         """Choose the target of a case by the network's output for the unperturbed case alone."""
         path = self.output if self.output is not None else _first(output)
-        part = read(output, path)
         where = f" of output {'/'.join(map(str, path))}" if path else ""
-        if _detections(part):
-            return self._detection(part, case, path, where)
-        if not isinstance(part, torch.Tensor):
-            raise ValueError(
-                f"the network gave a {type(part).__name__} with no tensor that could be explained{where}; choose one "
-                "with --saliency_output, or give --saliency_target"
-            )
-        values = part.detach()
-        if not values.is_floating_point():
-            raise ValueError(
-                f"the network's output{where} holds {str(values.dtype).removeprefix('torch.')} labels, which do not "
-                "show how close another label was: explain a network that gives scores"
-            )
-        known = self.readings.get(path[-1] if path else CommonKeys.PRED, self.readings.get(CommonKeys.PRED))
-        reading = known or Reading()
-        spatial = values.ndim == case.image.ndim + 1
-        one_channel = values.shape[1:2] == (1,)
-        # One number or one image, and no step makes a class of it.
-        own = one_channel and self.activation in (None, "none") and not (reading.activation or reading.discrete)
-        if spatial and own:
-            words = f"image regression: mean of output channel 0{where}, as the network gives it"
-            return Choice(RegionScore(0, "none", "all"), words, path)
-        if not spatial and (own or values.ndim != 2):
-            self._check_numbers(values, reading, where)
-            return self._regression(values, path, where)
+        part = read(output, path)
+        if _is_detection(part):
+            choice = self._detection(part, case)
+        else:
+            choice = self._of_tensor(_checked(part, where), self._reading(path), case.image.ndim - 1, where)
+        return replace(choice, words=choice.words + where, path=path)
+
+    def _reading(self, path: tuple[Any, ...] | None) -> Reading:
+        """What the postprocessing does with the part of the output at a path."""
+        key = path[-1] if path and path[-1] in self.readings else CommonKeys.PRED
+        return self.readings.get(key, Reading())
+
+    def _of_tensor(self, values: torch.Tensor, reading: Reading, spatial_dims: int, where: str) -> Choice:
+        """The choice for an output ``(1, ...)``."""
+        is_volume = values.ndim == spatial_dims + 2
+        is_one_channel = values.shape[1:2] == (1,)
+        is_named_class = self.activation not in (None, "none") or reading.activation or reading.discrete
+        if is_one_channel and not is_named_class:
+            if is_volume:
+                words = "image regression: mean of output channel 0, as the network gives it"
+                return Choice(RegionScore(0, "none", "all"), words)
+            return self._regression(values)
+        if is_volume or values.ndim == 2:
+            return self._of_classes(values, reading, is_volume)
+        self._check_numbers(values, reading, where)
+        return self._regression(values)
+
+    def _of_classes(self, values: torch.Tensor, reading: Reading, is_volume: bool) -> Choice:
+        """The choice for classes ``(1, C)``, or for channels ``(1, C, *spatial)``."""
         assumed = None
         activation = self.activation or reading.activation
         if activation is None:
             activation, assumed = self._assumed(values, reading)
-        labels = reading.labels(values, activation)
-        choose = self._segmentation if spatial else self._classification
-        target, words = choose(values, activation, labels)
         name = f"{activation} probability"
         if activation == "none":
             name = "score" if assumed is None else "probability"
-        is_single = reading.discrete == "threshold" and one_channel and not spatial
-        single = int(labels.values) if is_single else None
-        return Choice(target, words.format(name=name) + where, path, single, assumed)
+        labels = reading.labels(values, activation)
+        if is_volume:
+            return replace(self._segmentation(values, activation, labels, name), assumed=assumed)
+        choice = self._classification(values.shape[1], activation, labels, name)
+        is_single = reading.discrete == "threshold" and values.shape[1] == 1
+        return replace(choice, assumed=assumed, prediction=int(labels.values) if is_single else None)
 
     def _assumed(self, values: torch.Tensor, reading: Reading) -> tuple[str, str]:
         """The activation where none is given, and what the output ``(1, C, ...)`` is taken for."""
@@ -213,76 +208,81 @@ class AutoTarget(Target):
             )
         return found, f"logits, of which a {found} makes probabilities"
 
-    def _classification(self, values: torch.Tensor, activation: str, labels: Labels) -> tuple[Target, str]:
+    def _classification(self, count: int, activation: str, labels: Labels, name: str) -> Choice:
         """The target of classes; where several may be predicted, of all that are."""
         classes: Any = self.classes
         if classes == "predicted" and labels.overlapping and bool(labels.values.any()):
             classes = labels.values.nonzero().flatten().tolist()
-        named = {"predicted": "the predicted class", "all": "all classes"}
-        what = named[classes] if isinstance(classes, str) else f"class {', '.join(map(str, classes))}"
-        if values.shape[1] == 1:
+        if count == 1:
             what = "prediction 1, the network's one output"
-        what += f" against class {self.against}" * (self.against is not None)
+        elif isinstance(classes, str):
+            what = {"predicted": "the predicted class", "all": "all classes"}[classes]
+        else:
+            what = f"class {_listed(classes)}"
+        if self.against is not None:
+            what += f" against class {self.against}"
         target = ClassScore(classes, activation, self.scale, self.against)
-        return target, f"classification into {values.shape[1]}: {{name}} of {what}"
+        return Choice(target, f"classification into {count}: {name} of {what}")
 
-    def _segmentation(self, values: torch.Tensor, activation: str, labels: Labels) -> tuple[Target, str]:
+    def _segmentation(self, values: torch.Tensor, activation: str, labels: Labels, name: str) -> Choice:
         """The target of channels, in the voxels that have their label."""
-        channels: Any = self.classes
         count = values.shape[1]
-        what = f"segmentation into {count}: mean {{name}}"
-        if channels == "all":
-            channels = list(range(count))
-        if not isinstance(channels, str):
+        what = f"segmentation into {count}: mean {name} of channel"
+        if self.classes != "predicted":
             # Channels that the user chose may have no predicted voxel.
+            channels = list(range(count)) if isinstance(self.classes, str) else self.classes
             target = RegionScore(channels, activation, "all", scale=self.scale)
-            return target, f"{what} of channel {_listed(channels)} in the image"
-        found = labels.channels(count)
-        if not found:
+            return Choice(target, f"{what} {_listed(channels)} in the image")
+        predicted = labels.channels(count)
+        if not predicted:
             first = int(labels.background)
-            means = values[0, first:].flatten(1).mean(dim=1)
-            best = first + int(means.argmax())
-            return (
-                RegionScore(best, activation, "all", scale=self.scale),
-                f"{what} of channel {best} in the whole image, since no voxel is predicted as any channel",
-            )
-        left = f", the largest of {len(found)}" if len(found) > _MAX_MAPS else ""
-        found = sorted(found[:_MAX_MAPS])
-        words = f"{what} of channel {_listed(found)} in its predicted region{left}"
-        return PredictedRegionScore(found, activation, lambda _: labels, self.scale), words
+            best = first + int(values[0, first:].flatten(1).mean(dim=1).argmax())
+            words = f"{what} {best} in the whole image, since no voxel is predicted as any channel"
+            return Choice(RegionScore(best, activation, "all", scale=self.scale), words)
+        shown = sorted(predicted[:_MAX_MAPS])
+        words = f"{what} {_listed(shown)} in its predicted region"
+        if len(predicted) > _MAX_MAPS:
+            words += f", the largest of {len(predicted)}"
+        return Choice(PredictedRegionScore(shown, activation, lambda _: labels, self.scale), words)
 
     def _check_numbers(self, values: torch.Tensor, reading: Reading, where: str) -> None:
         """Refuse numbers that somebody takes for classes: in another shape these would be explained."""
-        given = self.activation and f"activation={self.activation!r}"
-        found = given or next(filter(None, (reading.activation, reading.discrete)), None)
-        if found and self.activation != "none":
+        if self.activation == "none":
+            return
+        of_postprocessing = reading.activation or reading.discrete
+        if self.activation or of_postprocessing:
+            given = (
+                f"activation={self.activation!r}"
+                if self.activation
+                else f"the {of_postprocessing} of the postprocessing"
+            )
             raise ValueError(
-                f"{given or f'the {found} of the postprocessing'} needs classes (B, C) or channels (B, C, *spatial), "
-                f"and the network's output{where} is {shape(values)}: let it return the classes alone (such as "
+                f"{given} needs classes (B, C) or channels (B, C, *spatial), and the network's output{where} is "
+                f"{shape(values)}: let it return the classes alone (such as "
                 f"output[:, {'None' if values.ndim == 1 else 0}]), or say activation='none' "
                 "(--saliency_activation none) for the numbers as they are"
             )
 
-    def _regression(self, values: torch.Tensor, path: tuple[Any, ...] | None, where: str) -> Choice:
+    def _regression(self, values: torch.Tensor) -> Choice:
         count = values[0].numel()
-        if not isinstance(self.classes, str) or self.classes == "all" or count <= 4:
-            numbers = "all" if isinstance(self.classes, str) else self.classes
-            words = f"regression: {_listed(numbers)} of {count} output values{where}"
-            return Choice(RegressionScore(numbers), words, path)
-        words = f"regression: how close all {count} output values {shape(values)}{where} stay to the unperturbed ones"
-        return Choice(EmbeddingSimilarity(measure="distance"), words, path)
+        if self.classes == "predicted" and count > 4:
+            words = f"regression: how close all {count} output values {shape(values)} stay to the unperturbed ones"
+            return Choice(EmbeddingSimilarity(measure="distance"), words)
+        numbers = "all" if isinstance(self.classes, str) else self.classes
+        return Choice(RegressionScore(numbers), f"regression: {_listed(numbers)} of {count} output values")
 
-    def _detection(self, part: Any, case: Case, path: tuple[Any, ...] | None, where: str) -> Choice:
+    def _detection(self, part: Any, case: Case) -> Choice:
         if not isinstance(self.classes, str):
             raise ValueError("`classes` chooses no boxes: leave it out, or give target=DetectionScore(...)")
         if self.activation not in (None, "none"):
             raise ValueError("`activation` changes no boxes, which have their confidences: leave it out")
-        target, which = DetectionScore(max_boxes=_MAX_MAPS), f"each box of confidence 0.5 or more, at most {_MAX_MAPS}"
+        what = "detection: the same box, class and confidence again, for"
+        target = DetectionScore(max_boxes=_MAX_MAPS)
         try:
             target.bind(part, case)
         except ValueError:
-            target, which = DetectionScore(0.0, 1), "the most confident box, as none reaches 0.5"
-        return Choice(target, f"detection: the same box, class and confidence again, for {which}{where}", path)
+            return Choice(DetectionScore(0.0, 1), f"{what} the most confident box, as none reaches 0.5")
+        return Choice(target, f"{what} each box of confidence 0.5 or more, at most {_MAX_MAPS}")
 
 
 class _BoundChoice(BoundTarget):
@@ -308,12 +308,12 @@ class _BoundChoice(BoundTarget):
         return scores.masked_fill(~rows_sum_to_one(part, _SUMS_TO_ONE)[:, None], math.nan)
 
     def describe(self) -> dict[str, Any]:
-        found, made = self.bound.describe(), self.choice.prediction
-        if made is None:
-            return found
-        if "probability" in found and found["prediction"] != made:
-            found["probability"] = 1 - found["probability"]
-        return {**found, "prediction": made}
+        described, by_threshold = self.bound.describe(), self.choice.prediction
+        if by_threshold is not None:
+            if "probability" in described and described["prediction"] != by_threshold:
+                described["probability"] = 1 - described["probability"]
+            described["prediction"] = by_threshold
+        return described
 
     def quantity(self) -> Quantity:
         return self.bound.quantity()
@@ -328,35 +328,58 @@ class _BoundChoice(BoundTarget):
 def _first(output: Any) -> tuple[Any, ...] | None:
     """The path of the first part that can be explained, if possible one named like a prediction; None for all."""
     paths = list(_parts(output))
-    return (
-        next((path for path in paths if path and _PREDICTION.search(str(path[-1]))), paths[0] if paths else ()) or None
-    )
+    for path in paths:
+        if path and _PREDICTION.search(str(path[-1])):
+            return path
+    return (paths[0] or None) if paths else None
 
 
 def _parts(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths of all parts that can be explained."""
-    if _detections(output) or (isinstance(output, torch.Tensor) and output.ndim > 1):
+    if _is_detection(output) or (isinstance(output, torch.Tensor) and output.ndim > 1):
         yield path
-    elif isinstance(output, (Mapping, list, tuple)):
-        for key, part in output.items() if isinstance(output, Mapping) else enumerate(output):
-            yield from _parts(part, (*path, key))
+        return
+    inside: Iterable[tuple[Any, Any]] = ()
+    if isinstance(output, Mapping):
+        inside = output.items()
+    elif isinstance(output, (list, tuple)):
+        inside = enumerate(output)
+    for key, part in inside:
+        yield from _parts(part, (*path, key))
 
 
-def _detections(output: Any) -> bool:
-    """Whether an output is a detector's: one dictionary per image, with boxes ``(N, 4 or 6)``, or ``(0,)`` for none."""
-    if isinstance(output, (list, tuple)) and output:
-        return _detections(output[0])
-    return isinstance(output, Mapping) and any(
-        "box" in str(key).lower() and isinstance(part, torch.Tensor) and part.shape[-1:] in ((4,), (6,), (0,))
-        for key, part in output.items()
-    )
+def _checked(part: Any, where: str) -> torch.Tensor:
+    """The part that is explained, if it is a tensor of numbers that tell how close another label was."""
+    if not isinstance(part, torch.Tensor):
+        raise ValueError(
+            f"the network gave a {type(part).__name__} with no tensor that could be explained{where}; choose one "
+            "with --saliency_output, or give --saliency_target"
+        )
+    if not part.is_floating_point():
+        raise ValueError(
+            f"the network's output{where} holds {str(part.dtype).removeprefix('torch.')} labels, which do not "
+            "show how close another label was: explain a network that gives scores"
+        )
+    return part.detach()
+
+
+def _is_detection(output: Any) -> bool:
+    """Whether an output is a detector's: a dictionary with boxes for each image."""
+    if isinstance(output, (list, tuple)):
+        return bool(output) and _is_detection(output[0])
+    return isinstance(output, Mapping) and bool(_boxes(output))
+
+
+def _boxes(image: Mapping[Any, Any]) -> list[torch.Tensor]:
+    """What may be boxes in a detector's output for one image: ``(N, 4 or 6)``, or ``(0,)`` for none."""
+    named = [part for key, part in image.items() if "box" in str(key).lower() and isinstance(part, torch.Tensor)]
+    return [part for part in named if part.shape[-1:] in ((4,), (6,), (0,))]
 
 
 def finds_nothing(output: Any) -> bool:
     """Whether a detector's output for one image holds no box."""
-    return _detections(output) and not any(
-        len(part) for key, part in output.items() if "box" in str(key).lower() and isinstance(part, torch.Tensor)
-    )
+    boxes = _boxes(output) if isinstance(output, Mapping) else []
+    return bool(boxes) and not any(map(len, boxes))
 
 
 def _listed(numbers: Sequence[int] | str) -> str:

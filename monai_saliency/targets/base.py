@@ -138,7 +138,7 @@ class BoundTarget(ABC):
         """Each of the K scores of an image that shows nothing: chance for the probability of a class, 0 for an overlap
         and for the probability in a region; NaN where that is not known, as for logits and predicted values.
         """
-        return [0.0 if each.unit == "0 to 1" else math.nan for each in self.quantities()]
+        return [0.0 if quantity.unit == "0 to 1" else math.nan for quantity in self.quantities()]
 
 
 class Target(ABC):
@@ -193,9 +193,9 @@ def log_probabilities(output: torch.Tensor, activation: str, channel: int) -> tu
         rounding = torch.finfo(own.dtype).eps
         own = own.clamp(rounding, 1 - rounding)
         return own.log(), (-own).log1p()
-    others = torch.cat([output[:, :channel], output[:, channel + 1 :]], dim=1).logsumexp(dim=1)
+    others = torch.cat([output[:, :channel], output[:, channel + 1 :]], dim=1)
     total = output.logsumexp(dim=1)
-    return own - total, others - total
+    return own - total, others.logsumexp(dim=1) - total
 
 
 def log_odds_of(quantity: Quantity, activation: str) -> Quantity:
@@ -213,9 +213,10 @@ def rows_sum_to_one(values: torch.Tensor, within: float = 1e-3) -> torch.Tensor:
     """Which rows of values ``(B, C, ...)`` lie in [0, 1] and sum to 1 over the channels, as after a softmax: bool
     ``(B,)``. Both hold to ``within``, since patches are averaged with rounding.
     """
-    rows = values.reshape(len(values), -1)
-    off = (values.sum(dim=1) - 1).abs().reshape(len(values), -1)
-    return (rows.amin(dim=1) >= -within) & (rows.amax(dim=1) <= 1 + within) & (off.amax(dim=1) < within)
+    rows = values.flatten(1)
+    in_interval = (rows.amin(dim=1) >= -within) & (rows.amax(dim=1) <= 1 + within)
+    off = (values.sum(dim=1, keepdim=True) - 1).abs()
+    return in_interval & (off.flatten(1).amax(dim=1) < within)
 
 
 def label_name(label: int | str) -> str:
@@ -227,16 +228,18 @@ def check_tensor(output: Any, case: Case, target: str) -> torch.Tensor:
     """Return an output in float32 or float64, if it is a tensor of finite values."""
     if not isinstance(output, torch.Tensor):
         parts = choices(output)
-        advice = (
-            f"choose what is explained by the inferer's `output`: {parts}" if parts else "return it from the network"
-        )
+        advice = f"choose what is explained by the inferer's `output`: {parts}"
+        if not parts:
+            advice = "return it from the network"
         raise ValueError(f"{target} reads a tensor, the network gave a {type(output).__name__}; {advice}")
     if not bool(torch.isfinite(output).all()):
         wrong = int((~torch.isfinite(case.image)).sum())
-        image = f"so is the image that it gets, in {wrong} of {case.image.numel()} values"
+        image = "the image is not"
+        if wrong:
+            image = f"so is the image that it gets, in {wrong} of {case.image.numel()} values"
         raise ValueError(
-            "the network's output of the unperturbed image is NaN or infinite, and "
-            f"{image if wrong else 'the image is not'}; check the scan, its preprocessing and the network's weights"
+            f"the network's output of the unperturbed image is NaN or infinite, and {image}; check the scan, its "
+            "preprocessing and the network's weights"
         )
     return to_float(output)
 
@@ -272,8 +275,8 @@ def check_activation(output: torch.Tensor, activation: str, case: Case) -> None:
             "the softmax of one channel is 1 for every image; "
             "use activation='sigmoid' for a single logit or 'none' for a probability"
         )
-    looks_done = bool(rows_sum_to_one(output).all()) if activation == "softmax" else in_unit_interval(output)
-    if looks_done:
+    looks_activated = bool(rows_sum_to_one(output).all()) if activation == "softmax" else in_unit_interval(output)
+    if looks_activated:
         warnings.warn(
             f"case {case.name}: the network's output already looks like probabilities, and a {activation} of it "
             "flattens the scores; use activation='none' if the network ends in one",
@@ -285,8 +288,9 @@ def digits(output: torch.Tensor) -> torch.Tensor:
     """A few numbers ``(4,)`` that differ between outputs, float64: the norm, the sum, and two weighted sums."""
     values = output.detach().flatten().double()
     places = torch.arange(len(values), dtype=values.dtype, device=values.device)
-    waves = [torch.cos(places * step + 1.0) for step in (1.0, 0.0317)]
-    return torch.stack([values.norm(), values.sum(), *(values @ wave for wave in waves)]).cpu()
+    fast = torch.cos(places + 1.0)
+    slow = torch.cos(places * 0.0317 + 1.0)
+    return torch.stack([values.norm(), values.sum(), values @ fast, values @ slow]).cpu()
 
 
 def to_float(output: torch.Tensor) -> torch.Tensor:

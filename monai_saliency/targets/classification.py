@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from monai_saliency.targets.base import (
     rows_sum_to_one,
     to_float,
 )
-from monai_saliency.utils.arguments import check_option, indices, whole_number
+from monai_saliency.utils.arguments import check_option, indices_or_word, whole_number
 
 __all__ = ["ClassScore"]
 
@@ -76,16 +77,8 @@ class ClassScore(Target):
         scale: str = "probability",
         against: int | None = None,
     ) -> None:
-        activation = check_option("activation", activation, list(ACTIVATIONS))
-        if isinstance(classes, str):
-            if classes not in ("predicted", "positive", "all"):
-                raise ValueError(
-                    f"`classes` must be a list of indices, 'predicted', 'positive' or 'all', got {classes!r}"
-                )
-        else:
-            classes = indices("classes", classes, "'predicted', 'positive' or 'all'")
-        self.classes: list[int] | str = classes
-        self.activation = activation
+        self.classes = indices_or_word("classes", classes, ["predicted", "positive", "all"])
+        self.activation = check_option("activation", activation, list(ACTIVATIONS))
         self.scale = check_option("scale", scale, SCALES)
         self.against = None if against is None else whole_number("against", against, 0)
 
@@ -137,38 +130,40 @@ def _are_probabilities(scores: torch.Tensor, activation: str) -> bool:
     return activation != "none" or (len(scores) > 1 and bool(rows_sum_to_one(scores[None]).all()))
 
 
+@dataclass(eq=False)
 class _BoundClassScore(BoundTarget):
-    def __init__(
-        self,
-        classes: list[int],
-        activation: str,
-        reference: torch.Tensor,
-        log_odds: Sequence[bool],
-        against: int | None = None,
-    ) -> None:
-        self.classes = classes
-        self.labels = classes if against is None else [f"class {each} against class {against}" for each in classes]
-        self.activation = activation
-        self.reference = reference
-        self.log_odds = log_odds
-        self.against = against
+    classes: list[int]
+    activation: str
+    reference: torch.Tensor  # the scores (classes,) of the unperturbed image
+    log_odds: Sequence[bool]  # of each explained class
+    against: int | None = None
+
+    def __post_init__(self) -> None:
+        self.labels: Sequence[int | str] = self.classes
+        if self.against is not None:
+            self.labels = [f"class {index} against class {self.against}" for index in self.classes]
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         values = to_float(output)
         scores = ACTIVATIONS[self.activation](values)
-        each = zip(self.classes, self.log_odds, strict=True)
-        return torch.stack([self._logits(values, c) if in_log else self._score(scores, c) for c, in_log in each], dim=1)
+        explained = []
+        for index, in_log in zip(self.classes, self.log_odds, strict=True):
+            explained.append(self._logits(values, index) if in_log else self._score(scores, index))
+        return torch.stack(explained, dim=1)
 
-    def _score(self, scores: torch.Tensor, each: int) -> torch.Tensor:
-        return scores[:, each] if self.against is None else scores[:, each] - scores[:, self.against]
+    def _score(self, scores: torch.Tensor, index: int) -> torch.Tensor:
+        """The score ``(B,)`` of a class, or the difference of two classes' scores."""
+        return scores[:, index] if self.against is None else scores[:, index] - scores[:, self.against]
 
-    def _logits(self, values: torch.Tensor, each: int) -> torch.Tensor:
-        """The log-odds of a class, or the difference of two classes' logits."""
-        own, rest = log_probabilities(values, self.activation, each)
+    def _logits(self, values: torch.Tensor, index: int) -> torch.Tensor:
+        """The log-odds ``(B,)`` of a class, or the difference of two classes' logits."""
+        own, rest = log_probabilities(values, self.activation, index)
         if self.against is None:
             return own - rest
         other, other_rest = log_probabilities(values, self.activation, self.against)
-        return own - rest - (other - other_rest) if self.activation == "sigmoid" else own - other
+        if self.activation == "sigmoid":
+            return own - rest - (other - other_rest)
+        return own - other
 
     def describe(self) -> dict[str, Any]:
         score = float(self.reference.max())
@@ -177,28 +172,33 @@ class _BoundClassScore(BoundTarget):
                 return {"prediction": int(score > 0.5), "probability": max(score, 1 - score)}
             # A logit or a probability: between 0 and one half they disagree.
             return {} if 0 < score <= 0.5 else {"prediction": int(score > 0)}
+        described: dict[str, Any] = {"prediction": int(self.reference.argmax())}
         # Without an activation the scores may be logits: only their order is known.
-        probable = _are_probabilities(self.reference, self.activation)
-        return {"prediction": int(self.reference.argmax())} | ({"probability": score} if probable else {})
+        if _are_probabilities(self.reference, self.activation):
+            described["probability"] = score
+        return described
 
     def quantity(self) -> Quantity:
-        found = quantity_after(self.activation)
+        plain = quantity_after(self.activation)
         if self.against is not None:
-            unit = "-1 to 1" if found.unit == "probability" else found.unit
-            return Quantity(f"difference of the {found.words} of two classes", unit)
+            unit = "-1 to 1" if plain.unit == "probability" else plain.unit
+            return Quantity(f"difference of the {plain.words} of two classes", unit)
         # Of a single output channel 0 is explained, and its high scores are the prediction 1.
         which = "the class" if len(self.reference) > 1 else "prediction 1, the network's one output"
-        return found._replace(words=f"{found.words} of {which}")
+        return plain._replace(words=f"{plain.words} of {which}")
 
     def quantities(self) -> list[Quantity]:
         plain = self.quantity()
         logits = Quantity("difference of the logits of two classes", "logits")
-        logits = log_odds_of(plain, self.activation) if self.against is None else logits
+        if self.against is None:
+            logits = log_odds_of(plain, self.activation)
         return [logits if in_log else plain for in_log in self.log_odds]
 
     def uninformed(self) -> list[float]:
         if self.activation == "none" and not any(self.log_odds):
             return super().uninformed()
         chance = 0.5 if self.activation == "sigmoid" else 1 / len(self.reference)
-        in_log = math.log(chance / (1 - chance))
-        return [0.0 if self.against is not None else in_log if each else chance for each in self.log_odds]
+        log_odds = math.log(chance / (1 - chance))
+        if self.against is not None:
+            return [0.0] * len(self.classes)
+        return [log_odds if in_log else chance for in_log in self.log_odds]

@@ -152,11 +152,11 @@ class DetectionScore(Target):
         _check_corners(boxes, "`boxes`")
         classes = None
         if self.classes is not None:
-            classes = torch.as_tensor(self.classes).to(found.labels.device).long()
+            classes = torch.as_tensor(self.classes).to(found.labels).flatten()
+            if len(classes) != len(boxes):
+                raise ValueError(f"`classes` has {len(classes)} entries for {len(boxes)} boxes")
             if found.vectors is not None:
                 check_indices(classes.tolist(), found.vectors.shape[1], "classes", "class")
-            if classes.shape != boxes.shape[:1]:
-                raise ValueError(f"`classes` has shape {tuple(classes.shape)} for {len(boxes)} boxes")
         return _BoundDetectionScore(reader, found, boxes.to(found.boxes), classes, None)
 
     def _find_keys(self, output: Any) -> tuple[str, ...]:
@@ -168,23 +168,24 @@ class DetectionScore(Target):
             )
         known = _KEYS if self.keys is None else (self.keys,)
         for keys in known:
-            # With scores of all classes the labels are not needed.
-            if keys[0] in first and keys[2] in first and (keys[1] in first or torch.as_tensor(first[keys[2]]).ndim > 1):
+            box_key, label_key, score_key = keys
+            if box_key not in first or score_key not in first:
+                continue
+            if label_key in first or torch.as_tensor(first[score_key]).ndim > 1:  # scores of all classes need no label
                 return keys
         words = " or ".join(map(str, known))
         raise ValueError(f"the detections have the keys {sorted(map(str, first))}, not {words}: set `keys`")
 
 
 def _check_corners(boxes: torch.Tensor, name: str) -> None:
-    """Refuse boxes ``(..., 4 or 6)`` that are not corners, as a center and a size are not, or not finite."""
-    dims = boxes.shape[-1] // 2
-    wrong = ~((boxes[..., dims:] >= boxes[..., :dims]) & torch.isfinite(boxes[..., :dims] + boxes[..., dims:]))
-    if bool(wrong.any()):
-        first = boxes[wrong.any(dim=-1)][0].tolist()
+    """Refuse boxes ``(N, 4 or 6)`` that are not corners, as a center and a size are not, or not finite."""
+    lower, upper = boxes.tensor_split(2, dim=1)
+    are_corners = ((upper >= lower) & torch.isfinite(lower + upper)).all(dim=1)
+    if not bool(are_corners.all()):
+        first = ", ".join(f"{corner:g}" for corner in boxes[~are_corners][0].tolist())
         raise ValueError(
-            f"{name} must be finite corners, first the lower one and then the upper one, got "
-            f"[{', '.join(f'{corner:g}' for corner in first)}]; convert another form by "
-            "monai.data.box_utils.convert_box_mode"
+            f"{name} must be finite corners, first the lower one and then the upper one, got [{first}]; convert "
+            "another form by monai.data.box_utils.convert_box_mode"
         )
 
 

@@ -76,12 +76,15 @@ def read_postprocessing(transform: Any) -> dict[Any, Reading]:
         what the postprocessing does, by the key of the prediction.
     """
     readings: dict[Any, Reading] = {}
-    for each in transform.flatten().transforms if isinstance(transform, Compose) else [transform]:
-        for index, key in enumerate(getattr(each, "keys", None) or [CommonKeys.PRED]):
-            for step in _steps(each, index):
+    transforms = transform.flatten().transforms if isinstance(transform, Compose) else [transform]
+    for part in transforms:
+        for index, key in enumerate(getattr(part, "keys", None) or [CommonKeys.PRED]):
+            for step in _steps(part, index):
                 readings[key] = readings.get(key, Reading()).then(step)
-    # Changed probabilities leave the score as it is, unless labels are made from them.
-    return {key: replace(each, unread=None) if each.activation else each for key, each in readings.items()}
+    for key, reading in readings.items():
+        if reading.activation:  # changed probabilities leave the score as it is, unless labels are made from them
+            readings[key] = replace(reading, unread=None)
+    return readings
 
 
 def _steps(transform: Any, index: int) -> Iterator[Reading]:

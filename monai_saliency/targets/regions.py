@@ -31,10 +31,13 @@ class Labels:
 
     def channels(self, count: int) -> list[int]:
         """The channels with a voxel, the largest first, without the background."""
-        flat = self.values.flatten(int(self.overlapping))
-        sizes = flat.sum(dim=1) if self.overlapping else torch.bincount(flat, minlength=count)[:count]
-        found = sizes.argsort(descending=True, stable=True).tolist()
-        return [channel for channel in found if channel >= int(self.background) and sizes[channel] > 0]
+        if self.overlapping:
+            sizes = self.values.flatten(1).sum(dim=1)
+        else:
+            sizes = torch.bincount(self.values.flatten(), minlength=count)[:count]
+        first = 1 if self.background else 0
+        largest_first = sizes.argsort(descending=True, stable=True).tolist()
+        return [channel for channel in largest_first if channel >= first and sizes[channel] > 0]
 
 
 def predicted_labels(output: torch.Tensor, activation: str) -> Labels:
@@ -53,20 +56,21 @@ def check_region(region: Any, words: Collection[str]) -> None:
     """Refuse a region that is neither one of the words nor a label tensor."""
     if isinstance(region, torch.Tensor) or (isinstance(region, str) and region in words):
         return
-    got = repr(region) if isinstance(region, str) else f"a {type(region).__name__}: write torch.as_tensor(...)"
+    got = f"a {type(region).__name__}: write torch.as_tensor(...)"
+    if isinstance(region, str):
+        got = repr(region)
     raise ValueError(f"`region` must be {', '.join(map(repr, words))} or a label tensor, got {got}")
 
 
 def given_region(region: torch.Tensor, spatial: torch.Size, case: Case) -> torch.Tensor:
     """A user's label tensor as a region on the output's grid."""
-    own = region
+    own, image = region, case.image.shape[1:]
     while own.ndim > len(spatial) and len(own) == 1:
         own = own[0]
-    if own.shape not in (spatial, case.image.shape[1:]):
-        image = tuple(case.image.shape[1:])
+    if own.shape not in (spatial, image):
         raise ValueError(
             f"`region` has shape {tuple(region.shape)}, the network's output has spatial shape {tuple(spatial)} "
-            f"and the image {image}; give the label on one of these grids"
+            f"and the image {tuple(image)}; give the label on one of these grids"
         )
     return _on_grid(own != 0, spatial)
 
@@ -96,12 +100,14 @@ def _on_grid(region: torch.Tensor, spatial: torch.Size) -> torch.Tensor:
     """Resample a region to another grid, to the nearest voxel."""
     if region.shape == spatial:
         return region
-    return torch.nn.functional.interpolate(region[None, None].float(), tuple(spatial), mode="nearest-exact")[0, 0] > 0
+    batch = region[None, None].float()
+    return torch.nn.functional.interpolate(batch, tuple(spatial), mode="nearest-exact")[0, 0] > 0
 
 
 def components(region: torch.Tensor, limit: int) -> list[torch.Tensor]:
     """The connected components of a region, the largest first. Voxels that touch at a corner are connected."""
-    found, _ = ndimage.label(region.numpy(force=True), structure=np.ones([3] * region.ndim))
-    order = np.argsort(-np.bincount(found.ravel())[1:], kind="stable")[:limit] + 1
-    labelled = torch.from_numpy(found).to(region.device)
-    return [labelled == i for i in order.tolist()]
+    labels, _ = ndimage.label(region.numpy(force=True), structure=np.ones([3] * region.ndim))
+    sizes = np.bincount(labels.ravel())[1:]
+    largest_first = np.argsort(-sizes, kind="stable") + 1
+    labelled = torch.from_numpy(labels).to(region.device)
+    return [labelled == label for label in largest_first[:limit].tolist()]

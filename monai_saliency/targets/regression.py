@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from monai_saliency.targets.base import (
     check_tensor,
     to_float,
 )
-from monai_saliency.utils.arguments import indices, instance
+from monai_saliency.utils.arguments import indices_or_word, instance
 from monai_saliency.utils.tensors import columns
 
 __all__ = ["FunctionScore", "RegressionScore"]
@@ -50,26 +51,26 @@ class RegressionScore(Target):
     """
 
     def __init__(self, values: Sequence[int] | int | str = 0, names: Sequence[str] | None = None) -> None:
-        if isinstance(values, str) and values != "all":
-            raise ValueError(f"`values` must be a list of indices or 'all', got {values!r}")
-        self.values = values if isinstance(values, str) else indices("values", values, "'all'")
+        self.values = indices_or_word("values", values, ["all"])
         self.names = None if names is None else [str(name) for name in np.atleast_1d(names)]
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         numbers = check_tensor(reference_output, case, "RegressionScore").reshape(-1).clone()
         values = list(range(len(numbers))) if isinstance(self.values, str) else self.values
         check_indices(values, len(numbers), "values", "value")
-        names = self.names if self.names is not None else [f"value {v}" for v in values]
+        names = self.names
+        if names is None:
+            names = [f"value {index}" for index in values]
         if len(names) != len(values):
             raise ValueError(f"`names` has {len(names)} entries for {len(values)} values")
         return _BoundRegressionScore(names, values, numbers)
 
 
+@dataclass(eq=False)
 class _BoundRegressionScore(BoundTarget):
-    def __init__(self, names: Sequence[str], values: Sequence[int], reference: torch.Tensor) -> None:
-        self.labels = names
-        self.values = values
-        self.reference = reference
+    labels: Sequence[str]
+    values: Sequence[int]
+    reference: torch.Tensor  # all numbers of the unperturbed image
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         return columns(to_float(output).reshape(len(output), -1), self.values)
@@ -112,16 +113,18 @@ class FunctionScore(Target):
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         scores = _scores(self.function, reference_output)
         count = scores.shape[1]
-        labels = self.labels or (["score"] if count == 1 else [f"score {i}" for i in range(1, count + 1)])
+        labels = ["score"] if count == 1 else [f"score {number}" for number in range(1, count + 1)]
+        if self.labels:
+            labels = self.labels
         if len(labels) != count:
             raise ValueError(f"`function` gave {count} scores per image for {len(labels)} `labels`")
         return _BoundFunctionScore(labels, self.function)
 
 
+@dataclass(eq=False)
 class _BoundFunctionScore(BoundTarget):
-    def __init__(self, labels: Sequence[str], function: Callable[[Any], torch.Tensor]) -> None:
-        self.labels = labels
-        self.function = function
+    labels: Sequence[str]
+    function: Callable[[Any], torch.Tensor]
 
     def __call__(self, output: Any) -> torch.Tensor:
         return _scores(self.function, output)
@@ -134,8 +137,8 @@ def _scores(function: Callable[[Any], torch.Tensor], output: Any) -> torch.Tenso
     """The function's scores as ``(B, K)``."""
     scores, count = function(output), num_rows(output)
     if not isinstance(scores, torch.Tensor) or scores.ndim not in (1, 2) or len(scores) != count:
-        what = f"shape {tuple(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+        gave = f"shape {tuple(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
         raise ValueError(
-            f"`function` must give a tensor (B,) or (B, K), one row per image; it gave {what} for {count} images"
+            f"`function` must give a tensor (B,) or (B, K), one row per image; it gave {gave} for {count} images"
         )
     return to_float(scores).reshape(count, -1)

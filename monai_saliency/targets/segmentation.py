@@ -34,10 +34,12 @@ from monai_saliency.targets.regions import (
     label_region,
     predicted_labels,
 )
-from monai_saliency.utils.arguments import check_option, indices, number, whole_number
-from monai_saliency.utils.tensors import Box, everywhere
+from monai_saliency.utils.arguments import check_option, indices, indices_or_word, whole_number
+from monai_saliency.utils.tensors import Box, columns, everywhere
 
 __all__ = ["DiceScore", "PredictedRegionScore", "RegionScore"]
+
+_SMOOTH = 1e-5  # of a Dice score, as in monai.losses.DiceLoss
 
 
 class _Part(NamedTuple):
@@ -57,23 +59,21 @@ class _SegmentationTarget(Target):
         self,
         channel: int | Sequence[int] | str,
         activation: str,
-        region: str | torch.Tensor,
-        label_values: Sequence[int | Sequence[int]] | None,
+        region: str | torch.Tensor = "predicted",
+        *,
+        label_values: Sequence[int | Sequence[int]] | None = None,
     ) -> None:
-        activation = check_option("activation", activation, list(ACTIVATIONS))
         check_region(region, self.regions)
-        if isinstance(channel, str) and channel != "predicted":
-            raise ValueError(f"`channel` must be an index, several, or 'predicted', got {channel!r}")
-        self.channels = channel if isinstance(channel, str) else indices("channel", channel, "'predicted'")
-        self.activation = activation
+        self.channels = indices_or_word("channel", channel, ["predicted"])
+        self.activation = check_option("activation", activation, list(ACTIVATIONS))
         self.region = region
         self.label_values: dict[int, list[int]] = {}
         if label_values is not None:
-            several = isinstance(label_values, Sequence)
-            if isinstance(self.channels, str) or not several or len(label_values) != len(self.channels):
+            channels = [] if isinstance(self.channels, str) else self.channels
+            if not isinstance(label_values, Sequence) or not channels or len(label_values) != len(channels):
                 raise ValueError(f"`label_values` must have one entry for each channel, got {label_values!r}")
-            values = [indices("label_values", each) for each in label_values]
-            self.label_values = dict(zip(self.channels, values, strict=True))
+            for index, values in zip(channels, label_values, strict=True):
+                self.label_values[index] = indices("label_values", values)
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         output = check_volume(reference_output, case, type(self).__name__)
@@ -94,7 +94,9 @@ class _SegmentationTarget(Target):
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
         """The values that are explained for a channel and its region, bool ``(*spatial)``."""
-        return [_Part(channel, channel, slice(None) if bool(region.all()) else region.flatten().nonzero().flatten())]
+        if bool(region.all()):
+            return [_Part(channel, channel, slice(None))]
+        return [_Part(channel, channel, region.flatten().nonzero().flatten())]
 
     @abstractmethod
     def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str, case: Case) -> BoundTarget:
@@ -104,13 +106,13 @@ class _SegmentationTarget(Target):
         if not isinstance(self.channels, str):
             check_indices(self.channels, output.shape[1], "channel", "channel")
             return self.channels
-        found = sorted(predicted_labels(output, self.activation).channels(output.shape[1]))
-        if not found:
+        predicted = predicted_labels(output, self.activation).channels(output.shape[1])
+        if not predicted:
             raise ValueError(
                 f"the network segments nothing: the predicted region of each of its {output.shape[1]} channels (but "
                 "the background) is empty; name a `channel` and give `region` as a label tensor"
             )
-        return found
+        return sorted(predicted)
 
     def _region(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
         """The region of a channel, bool ``(*spatial)`` on the output's device."""
@@ -118,11 +120,15 @@ class _SegmentationTarget(Target):
             return given_region(self.region, output.shape[2:], case).to(output.device)
         if self.region == "all":
             return output.new_ones(output.shape[2:], dtype=torch.bool)
-        if self.region == "predicted":
-            return predicted_labels(output, self.activation).region(channel)
-        values = self.label_values.get(channel, [channel] if output.shape[1] > 1 else None)
-        label = label_region(values, output.shape[2:], case).to(output.device)
-        return label if self.region == "label" else predicted_labels(output, self.activation).region(channel) & ~label
+        if self.region == "label":
+            return self._label(channel, output, case)
+        predicted = predicted_labels(output, self.activation).region(channel)
+        return predicted & ~self._label(channel, output, case) if self.region == "false_positive" else predicted
+
+    def _label(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
+        """Where the case's label map has the channel, bool ``(*spatial)`` on the output's device and grid."""
+        own_index = [channel] if output.shape[1] > 1 else None
+        return label_region(self.label_values.get(channel, own_index), output.shape[2:], case).to(output.device)
 
 
 class RegionScore(_SegmentationTarget):
@@ -181,7 +187,7 @@ class RegionScore(_SegmentationTarget):
         components: int | None = None,
         scale: str = "probability",
     ) -> None:
-        super().__init__(channel, activation, region, label_values)
+        super().__init__(channel, activation, region, label_values=label_values)
         self.scale = check_option("scale", scale, SCALES)
         self.is_additive = self.scale == "probability" or (self.scale == "auto" and self.activation == "none")
         self.is_linear = self.is_additive and self.activation == "none"
@@ -190,15 +196,15 @@ class RegionScore(_SegmentationTarget):
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
         if self.components is None:
             return super()._parts(channel, region)
-        found = enumerate(components(region, self.components), 1)
-        return [
-            part._replace(label=f"component {i} of class {channel}")
-            for i, each in found
-            for part in super(RegionScore, self)._parts(channel, each)
-        ]
+        parts = []
+        for number, component in enumerate(components(region, self.components), 1):
+            (part,) = super()._parts(channel, component)
+            parts.append(part._replace(label=f"component {number} of class {channel}"))
+        return parts
 
     def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str, case: Case) -> BoundTarget:
-        where = where if self.components is None else f"a component of {where}"
+        if self.components is not None:
+            where = f"a component of {where}"
         bound = _BoundRegionScore(parts, self.activation, output, where)
         bound.log_odds = in_log_odds(self.scale, bound(output)[0], self.activation != "none", case)
         bound.additive = not any(bound.log_odds)
@@ -230,16 +236,18 @@ class _BoundRegions(BoundTarget):
     def __init__(self, parts: Sequence[_Part], activation: str, reference: torch.Tensor, where: str) -> None:
         self.where = where
         self.activation = activation
-        self.labels, self.channels, self.voxels = map(list, zip(*parts, strict=True))
+        self.labels = [part.label for part in parts]
+        self.channels = [part.channel for part in parts]
+        self.voxels = [part.voxels for part in parts]
         self.shape, self.device = reference.shape[2:], reference.device
 
     @functools.cached_property
     def regions(self) -> torch.Tensor:
         """The region of each score, bool ``(K, *spatial)``."""
-        found = torch.zeros(len(self.voxels), self.shape.numel(), dtype=torch.bool, device=self.device)
-        for row, voxels in zip(found, self.voxels, strict=True):
+        regions = torch.zeros(len(self.voxels), self.shape.numel(), dtype=torch.bool, device=self.device)
+        for row, voxels in zip(regions, self.voxels, strict=True):
             row[voxels] = True
-        return found.unflatten(1, self.shape)
+        return regions.unflatten(1, self.shape)
 
 
 class _BoundRegionScore(_BoundRegions):
@@ -265,25 +273,27 @@ class _BoundRegionScore(_BoundRegions):
         return torch.stack(scores, dim=1)
 
     def quantity(self) -> Quantity:
-        found = quantity_after(self.activation)
-        return found._replace(words=f"mean {found.words} in {self.where}")
+        plain = quantity_after(self.activation)
+        return plain._replace(words=f"mean {plain.words} in {self.where}")
 
     def quantities(self) -> list[Quantity]:
         plain = self.quantity()
         return [log_odds_of(plain, self.activation) if in_log else plain for in_log in self.log_odds]
 
     def uninformed(self) -> list[float]:
-        return [0.0 if each.unit == "probability" else math.nan for each in self.quantities()]
+        return [0.0 if quantity.unit == "probability" else math.nan for quantity in self.quantities()]
 
     def reach(self) -> torch.Tensor | None:
-        return None if any(isinstance(each, slice) for each in self.voxels) else self.regions.any(dim=0)
+        if any(isinstance(voxels, slice) for voxels in self.voxels):
+            return None
+        return self.regions.any(dim=0)
 
     def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
         values = ACTIVATIONS[self.activation](to_float(output))
-        read = range(values.shape[1]) if self.channels_read is None else self.channels_read
-        # Not by a list of indices, which would be copied to the device, and waited for.
-        inside = torch.stack([values[:, read.index(channel)] for channel in self.channels], dim=1)
-        inside = inside.masked_fill(~self.regions[everywhere(box)], 0)
+        places: Sequence[int] = self.channels
+        if self.channels_read is not None:
+            places = [self.channels_read.index(channel) for channel in self.channels]
+        inside = columns(values, places).masked_fill(~self.regions[everywhere(box)], 0)
         return inside.flatten(2).sum(dim=2) / self.regions.flatten(1).sum(dim=1)
 
 
@@ -291,7 +301,7 @@ class DiceScore(_SegmentationTarget):
     """The soft Dice score between the perturbed segmentation and the unperturbed one, or the label.
 
     With p the perturbed probabilities of a channel, and r its region (1 inside, 0 outside), the score is
-    ``(2 * sum(p * r) + smooth) / (sum(p) + sum(r) + smooth)``, in [0, 1]: one minus ``monai.losses.DiceLoss``. Unlike
+    ``(2 * sum(p * r) + 1e-5) / (sum(p) + sum(r) + 1e-5)``, in [0, 1]: one minus ``monai.losses.DiceLoss``. Unlike
     :class:`RegionScore` it also falls when a perturbation adds voxels outside the region.
 
     Args:
@@ -300,8 +310,6 @@ class DiceScore(_SegmentationTarget):
         region: ``"predicted"``, ``"label"`` or a label tensor, as for :class:`RegionScore`. With ``"label"`` the score
             is the Dice score with the label.
         label_values: values of the label map for each channel, as for :class:`RegionScore`.
-        smooth: added to numerator and denominator, at least 0. Larger values make the score of small regions vary less.
-            The default is the default of ``monai.losses.DiceLoss``.
 
     Raises:
         ValueError: for other settings, and (from ``bind``) as for :class:`RegionScore`.
@@ -311,43 +319,26 @@ class DiceScore(_SegmentationTarget):
         >>> import torch
         >>> from monai_saliency import Case, DiceScore
         >>> output = torch.tensor([[[[1.0, 0.0, 0.0]], [[0.0, 1.0, 1.0]]]])  # channel 1 is predicted at two voxels
-        >>> bound = DiceScore(1, "none", smooth=0).bind(output, Case("ct_7", torch.zeros(1, 1, 3)))
-        >>> bound(torch.tensor([[[[0.0, 0.0, 1.0]], [[1.0, 1.0, 0.0]]]])).tolist()  # 2 * 1 / (2 + 2)
-        [[0.5]]
+        >>> bound = DiceScore(1, "none").bind(output, Case("ct_7", torch.zeros(1, 1, 3)))
+        >>> score = bound(torch.tensor([[[[0.0, 0.0, 1.0]], [[1.0, 1.0, 0.0]]]]))  # 2 * 1 / (2 + 2)
+        >>> round(float(score), 3)
+        0.5
     """
 
     regions = ("predicted", "label")
 
-    def __init__(
-        self,
-        channel: int | Sequence[int] | str,
-        activation: str,
-        region: str | torch.Tensor = "predicted",
-        *,
-        label_values: Sequence[int | Sequence[int]] | None = None,
-        smooth: float = 1e-5,
-    ) -> None:
-        super().__init__(channel, activation, region, label_values)
-        self.smooth = number("smooth", smooth, 0)
-
     def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str, case: Case) -> BoundTarget:
-        return _BoundDiceScore(parts, self.activation, output, where, self.smooth)
+        return _BoundDiceScore(parts, self.activation, output, where)
 
 
 class _BoundDiceScore(_BoundRegions):
-    def __init__(
-        self, parts: Sequence[_Part], activation: str, reference: torch.Tensor, where: str, smooth: float
-    ) -> None:
-        super().__init__(parts, activation, reference, where)
-        self.smooth = smooth
-
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        every = ACTIVATIONS[self.activation](to_float(output)).flatten(2)
+        values = ACTIVATIONS[self.activation](to_float(output)).flatten(2)
         scores = []
         for channel, voxels in zip(self.channels, self.voxels, strict=True):
-            inside = every[:, channel, voxels]
-            both = every[:, channel].sum(dim=1) + inside.shape[1]
-            scores.append((2 * inside.sum(dim=1) + self.smooth) / (both + self.smooth))
+            inside = values[:, channel, voxels]
+            sizes = values[:, channel].sum(dim=1) + inside.shape[1]
+            scores.append((2 * inside.sum(dim=1) + _SMOOTH) / (sizes + _SMOOTH))
         return torch.stack(scores, dim=1)
 
     def quantity(self) -> Quantity:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +19,6 @@ from monai_saliency.targets.base import (
     digits,
     to_float,
 )
-from monai_saliency.targets.regions import check_region, given_region, label_region
 from monai_saliency.utils.arguments import check_option, instance
 
 __all__ = ["EmbeddingSimilarity", "FieldSimilarity"]
@@ -79,11 +80,11 @@ class EmbeddingSimilarity(Target):
         return _BoundEmbeddingSimilarity(names, given.to(own).flatten(1), self.measure)
 
 
+@dataclass(eq=False)
 class _BoundEmbeddingSimilarity(BoundTarget):
-    def __init__(self, labels: list[str], references: torch.Tensor, measure: str) -> None:
-        self.labels = labels
-        self.references = references
-        self.measure = measure
+    labels: Sequence[str]
+    references: torch.Tensor  # (M, D)
+    measure: str
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         return _MEASURES[self.measure](to_float(output).reshape(len(output), -1), self.references)
@@ -97,17 +98,12 @@ class _BoundEmbeddingSimilarity(BoundTarget):
 class FieldSimilarity(Target):
     """How far a registration network's displacement field changes. The output is ``(B, axes, *spatial)``.
 
-    The score is the negative mean Euclidean distance between the perturbed and the unperturbed displacements, over the
-    voxels of a region, in the field's unit. It is 0 for the unperturbed image and at most 0 otherwise. The map is
-    positive where hiding the image changes the registration.
-
-    Args:
-        region: ``"all"``, ``"label"`` (where the case's label map is not 0), or a label tensor, as for
-            :class:`RegionScore`.
+    The score is the negative mean Euclidean distance between the perturbed and the unperturbed displacements, in the
+    field's unit. It is 0 for the unperturbed image and at most 0 otherwise. The map is positive where hiding the image
+    changes the registration.
 
     Raises:
-        ValueError: for another string, and (from ``bind``) when the output is not such a field or has NaN or infinite
-            values, or when the region is empty, missing, or of another shape.
+        ValueError: from ``bind``, when the output is not such a field or has NaN or infinite values.
 
     Example::
 
@@ -119,36 +115,20 @@ class FieldSimilarity(Target):
         [[-2.5]]
     """
 
-    def __init__(self, region: str | torch.Tensor = "all") -> None:
-        check_region(region, ["all", "label"])
-        self.region = region
-
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
-        field = check_volume(reference_output, case, "FieldSimilarity", "a displacement field")
-        if isinstance(self.region, torch.Tensor):
-            region = given_region(self.region, field.shape[2:], case)
-        elif self.region == "label":
-            region = label_region(None, field.shape[2:], case)
-        else:
-            return _BoundFieldSimilarity(field.clone(), slice(None))
-        if not bool(region.any()):
-            raise ValueError("the region is empty, so it has no score to explain; use region='all'")
-        return _BoundFieldSimilarity(field.clone(), region.to(field.device).flatten().nonzero().flatten())
+        return _BoundFieldSimilarity(check_volume(reference_output, case, "FieldSimilarity", "a displacement field"))
 
 
 class _BoundFieldSimilarity(BoundTarget):
     labels = ("displacement",)
 
-    def __init__(self, reference: torch.Tensor, voxels: torch.Tensor | slice) -> None:
-        self.voxels = voxels
-        self.reference = self._inside(reference)
-        self.vouch = digits(self.reference)
-
-    def _inside(self, field: torch.Tensor) -> torch.Tensor:
-        return to_float(field).flatten(2)[:, :, self.voxels]
+    def __init__(self, reference: torch.Tensor) -> None:
+        self.reference = reference.clone()
+        self.vouch = digits(reference)
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        return -(self._inside(output) - self.reference).norm(dim=1).mean(dim=1, keepdim=True)
+        distances = (to_float(output) - self.reference).norm(dim=1)
+        return -distances.flatten(1).mean(dim=1, keepdim=True)
 
     def quantity(self) -> Quantity:
         return Quantity("negative mean change of the displacement", "network output")

@@ -25,6 +25,7 @@ __all__ = [
     "finite_numbers",
     "flag",
     "indices",
+    "indices_or_word",
     "instance",
     "nearest",
     "number",
@@ -67,8 +68,8 @@ def refuse_unknown(owner: str, names: Iterable[str], known: Collection[str]) -> 
     """Refuse settings that a function does not have, by the nearest that it has."""
     for name in names:
         if name not in known:
-            has = did_you_mean(name, known) or f": it has {', '.join(known)}"
-            raise TypeError(f"{owner} has no setting `{name}`{has}")
+            advice = did_you_mean(name, known) or f": it has {', '.join(known)}"
+            raise TypeError(f"{owner} has no setting `{name}`{advice}")
 
 
 def check_option(name: str, value: Any, options: Collection[str], further: str = "") -> Any:
@@ -137,6 +138,17 @@ def indices(name: str, value: Any, words: str = "") -> list[int]:
             f"`{name}` must be an index or a list of indices, got {value!r}{words and f'; or write {words}'}"
         )
     return numbers.tolist()
+
+
+def indices_or_word(name: str, value: Any, words: Sequence[str]) -> list[int] | str:
+    """One or several indices, as a list of ``int``, or one of some words."""
+    *others, last = map(repr, words)
+    listed = f"{', '.join(others)} or {last}" if others else last
+    if not isinstance(value, str):
+        return indices(name, value, listed)
+    if value not in words:
+        raise ValueError(f"`{name}` must be a list of indices or {listed}, got {value!r}")
+    return value
 
 
 def _numbers(value: Any) -> np.ndarray | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
 
@@ -20,52 +19,46 @@ __all__ = ["PatchGrid"]
 class PatchGrid:
     """Where a sliding-window inferer cuts its patches, for one spatial shape. An inferer with a rule of its own has a
     method ``starts(shape)``: where they begin along each axis.
+
+    Attributes:
+        shape: the spatial shape of the image.
+        roi_size: the size of a patch in voxels.
+        pad: what is added to an image that is smaller than a patch, as ``torch.nn.functional.pad`` takes it.
+        inside: where the image is in the padded one.
+        step: the distance from patch to patch along each axis, at the most.
+        cuts: the patches of the padded image.
+        crop: the part of a patch that is on the image.
+        ends: where each patch starts and stops on the image ``(patches, axes, 2)``.
+        boxes: the same as boxes.
     """
 
     def __init__(self, inferer: SlidingWindowInferer, spatial_shape: Sequence[int]) -> None:
         self.shape = tuple(spatial_shape)
         self.roi_size = _roi_size(inferer, self.shape)
-        padded = [max(own, roi) for own, roi in zip(self.shape, self.roi_size, strict=True)]
-        before = [(size - own) // 2 for size, own in zip(padded, self.shape, strict=True)]
-        self.inside: Box = tuple(slice(half, half + own) for half, own in zip(before, self.shape, strict=True))
-        #: as ``torch.nn.functional.pad`` takes it: before and after each axis, the last axis first
-        self.pad: list[int] = []
-        for size, inner in zip(reversed(padded), reversed(self.inside), strict=True):
-            self.pad += [inner.start, size - inner.stop]
-        self.step: tuple[int, ...]
-        self.cuts: list[Box]
-        if hasattr(inferer, "starts"):
-            self.step, self.cuts = _given_cuts(inferer.starts(padded), self.roi_size)
-        else:
-            self.step = scan_interval(padded, self.roi_size, len(padded), _overlap(inferer, len(padded)))
-            self.cuts = list(dense_patch_slices(padded, self.roi_size, self.step))
-        #: the part of a patch that is on the image: all of it, but along padded axes
-        self.crop = tuple(
-            slice(half, half + min(own, roi)) for half, own, roi in zip(before, self.shape, self.roi_size, strict=True)
-        )
-        self.boxes = [self._on_image(cut) for cut in self.cuts]
-
-    def _on_image(self, cut: Box) -> Box:
-        """The part of a patch in the padded image that is on the image, in the image's coordinates."""
-        box = []
-        for side, inner in zip(cut, self.inside, strict=True):
-            start, stop = max(side.start, inner.start), min(side.stop, inner.stop)
-            box.append(slice(int(start - inner.start), int(stop - inner.start)))
-        return tuple(box)
+        shape, roi_size = np.array(self.shape), np.array(self.roi_size)
+        padded = np.maximum(shape, roi_size)
+        before = (padded - shape) // 2
+        after = padded - shape - before
+        self.pad: list[int] = np.stack([before, after], axis=1)[::-1].flatten().tolist()
+        self.inside = _box(before, before + shape)
+        self.crop = _box(before, before + np.minimum(shape, roi_size))
+        self.step, self.cuts = _cuts(inferer, padded.tolist(), self.roi_size)
+        cuts = np.array([[(side.start, side.stop) for side in cut] for cut in self.cuts])
+        self.ends = np.clip(cuts - before[:, None], 0, shape[:, None])
+        self.boxes = [_box(*ends.T) for ends in self.ends]
 
     @property
     def middle(self) -> int:
         """The patch nearest to the middle of the image, where its content is, rather than background."""
-        corners = np.array([[(side.start, side.stop) for side in box] for box in self.boxes])
-        middles = corners.sum(axis=2)  # twice
-        middle_of_image = (middles.min(axis=0) + middles.max(axis=0)) / 2
-        return int(np.abs(middles - middle_of_image).sum(axis=1).argmin())
+        middles = self.ends.mean(axis=2)
+        middle_of_all = (middles.min(axis=0) + middles.max(axis=0)) / 2
+        return int(np.abs(middles - middle_of_all).sum(axis=1).argmin())
 
     def window(self, divide: int = 1, times: int = 1) -> list[int]:
         """The edges in voxels of a window that is some steps from patch to patch long, divided; at most the image."""
         # The step of a patch that is larger than the image is larger than the image too.
-        edges = [math.ceil(step * times / divide) for step in self.step]
-        return [min(edge, own) for edge, own in zip(edges, self.shape, strict=True)]
+        edges = -(-np.array(self.step) * times // divide)
+        return np.minimum(edges, self.shape).tolist()
 
     def predictions(self, window: Sequence[int]) -> float:
         """Cost of hiding windows side by side, in predictions of the image, the unperturbed one included, if outputs of
@@ -73,25 +66,29 @@ class PatchGrid:
         """
         cost = 1.0
         for axis, edge in enumerate(window):
+            start, stop = self._sides(axis)
             # Windows that a patch touches along this axis; the patches along other axes are the same for each.
-            touched = [math.ceil(stop / edge) - start // edge for start, stop in self._sides(axis)]
-            cost *= sum(touched) / len(touched)
+            touched = -(-stop // edge) - start // edge
+            cost *= float(touched.mean())
         return 1 + cost
 
     def share_touched(self, ends: Sequence[Iterable[int]]) -> float:
         """The largest share of the patches that one window touches, of windows between such ends along each axis."""
         share = 1.0
         for axis, along in enumerate(ends):
-            sides = self._sides(axis)
-            most = 0
-            for first, last in pairwise(along):
-                most = max(most, sum(start < last and stop > first for start, stop in sides))
-            share *= most / len(sides)
+            start, stop = self._sides(axis)
+            touched = [np.mean((start < last) & (stop > first)) for first, last in pairwise(along)]
+            share *= float(max(touched))
         return share
 
-    def _sides(self, axis: int) -> set[tuple[int, int]]:
-        """Where patches start and stop along an axis."""
-        return {(box[axis].start, box[axis].stop) for box in self.boxes}
+    def _sides(self, axis: int) -> np.ndarray:
+        """Where patches start and stop along an axis, ``(2, n)``: each place once."""
+        return np.unique(self.ends[:, axis], axis=0).T
+
+
+def _box(starts: np.ndarray, stops: np.ndarray) -> Box:
+    """A box between its lower corner and its upper corner."""
+    return tuple(slice(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True))
 
 
 def _roi_size(inferer: SlidingWindowInferer, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -105,18 +102,17 @@ def _roi_size(inferer: SlidingWindowInferer, shape: tuple[int, ...]) -> tuple[in
     return tuple(int(size) for size in fall_back_tuple(ensure_tuple_rep(roi_size, len(shape)), shape))
 
 
-def _overlap(inferer: SlidingWindowInferer, dims: int) -> tuple[float, ...]:
-    """The share of a patch along each axis that the next patch has too."""
-    overlap = ensure_tuple_rep(inferer.overlap, dims)
+def _cuts(
+    inferer: SlidingWindowInferer, padded: Sequence[int], roi_size: Sequence[int]
+) -> tuple[tuple[int, ...], list[Box]]:
+    """The steps from patch to patch along each axis, at the most, and the patches of a padded shape."""
+    if hasattr(inferer, "starts"):
+        starts: list[list[int]] = inferer.starts(padded)
+        steps = tuple(int(max(np.diff(along), default=size)) for along, size in zip(starts, roi_size, strict=True))
+        corners = [np.array(corner) for corner in product(*starts)]
+        return steps, [_box(corner, corner + roi_size) for corner in corners]
+    overlap = ensure_tuple_rep(inferer.overlap, len(padded))
     if not all(0 <= share < 1 for share in overlap):
         raise ValueError(f"`overlap` must be in [0, 1), got {overlap}")
-    return overlap
-
-
-def _given_cuts(starts: Sequence[Sequence[int]], roi_size: Sequence[int]) -> tuple[tuple[int, ...], list[Box]]:
-    """The largest step along each axis, and the patches, of an inferer that says where patches start along each."""
-    steps, sides = [], []
-    for along, size in zip(starts, roi_size, strict=True):
-        steps.append(max((after - before for before, after in pairwise(along)), default=size))
-        sides.append([slice(start, start + size) for start in along])
-    return tuple(steps), list(product(*sides))
+    steps = scan_interval(padded, roi_size, len(padded), overlap)
+    return steps, list(dense_patch_slices(padded, roi_size, steps))

@@ -44,8 +44,11 @@ def network_arithmetic(device: torch.device) -> AbstractContextManager[None]:
 
 def chosen_arithmetic() -> list[str]:
     """The user's choices that change a network's rounding: autocast in this thread, and TF32."""
-    autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    return [*(f"{device} {torch.get_autocast_dtype(device)}" for device in autocast), *_no_tf32.chosen()]
+    choices = []
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            choices.append(f"{device} {torch.get_autocast_dtype(device)}")
+    return choices + _no_tf32.chosen()
 
 
 class _NoTF32:
@@ -116,26 +119,29 @@ def rounding_of(
 ) -> Callable[[torch.dtype], float]:
     """How far two runs of a network on the same image may differ by rounding alone, by the type of its output."""
     inside = _types_in(network, autocast, image)
-    # TF32 has the mantissa of float16.
-    is_rounded = device.type == "cuda" and any(each not in ("ieee", "none", "False") for each in _no_tf32.chosen())
+    has_tf32 = device.type == "cuda" and any(setting not in ("ieee", "none") for setting in _no_tf32.chosen())
 
     def rounding(output: torch.dtype) -> float:
-        found = max(_ROUNDING.get(dtype, _COARSEST) for dtype in (output, *inside))
-        return max(found, _ROUNDING[torch.float16]) if is_rounded and found >= _ROUNDING[torch.float32] else found
+        coarsest = max(_ROUNDING.get(dtype, _COARSEST) for dtype in (output, *inside))
+        if has_tf32 and coarsest >= _ROUNDING[torch.float32]:
+            return max(coarsest, _ROUNDING[torch.float16])  # TF32 has the mantissa of float16
+        return coarsest
 
     return rounding
 
 
 def score_precision(network: Any, *dtypes: torch.dtype | None) -> float:
     """How far rounding may put a score off, relative to the largest score, given the network's precision."""
-    half = (torch.float16, torch.bfloat16)
-    return max(
-        ((0.5 if each in half else 8) * torch.finfo(each).eps for each in _types_in(network, *dtypes)), default=0.0
-    )
+    precision = 0.0
+    for dtype in _types_in(network, *dtypes):
+        roundings = 0.5 if dtype in (torch.float16, torch.bfloat16) else 8
+        precision = max(precision, roundings * torch.finfo(dtype).eps)
+    return precision
 
 
 def _types_in(network: Any, *dtypes: torch.dtype | None) -> set[torch.dtype]:
     """The floating-point types of a module's parameters, the one it is cast to, and others."""
-    parameters = network.parameters() if isinstance(network, torch.nn.Module) else ()
-    found = {*dtypes, *(each.dtype for each in parameters), getattr(network, "computes_in", None)}
-    return {each for each in found if isinstance(each, torch.dtype) and each.is_floating_point}
+    known = {*dtypes, getattr(network, "computes_in", None)}
+    if isinstance(network, torch.nn.Module):
+        known |= {parameter.dtype for parameter in network.parameters()}
+    return {dtype for dtype in known if isinstance(dtype, torch.dtype) and dtype.is_floating_point}

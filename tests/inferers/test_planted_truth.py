@@ -132,7 +132,7 @@ class TestOneTaskEach:
             probabilities[:, :, 6:8] = by_case(0.5 + 0.5 * cue(x, CUES[dims][0]), dims)
             return torch.cat([1 - probabilities, probabilities], 1)
 
-        check(ms.DiceScore(1, "none", smooth=0), network, dims, [{0: 1 - 2 / 3}])
+        check(ms.DiceScore(1, "none"), network, dims, [{0: 1 - 2 / 3}])
 
     def test_detection(self, dims: int) -> None:
         """Two boxes, each found for as much as its cue is there, and the second moves by half without the first cue."""

@@ -42,7 +42,7 @@ def one_by_one(images: torch.Tensor, **settings: Any) -> torch.Tensor:
     [
         (ms.DictInput("image"), lambda batch: score(batch["image"], batch["prior"], batch["age"])),
         (ms.ArgumentInputs("image"), lambda image, prior, age: score(image, prior, age)),
-        (ms.ArgumentInputs("image", positional=["prior"]), lambda p, *, image, age: score(image, p, age)),
+        (ms.ArgumentInputs("image"), lambda scan, *, prior, age: score(scan, prior, age)),
     ],
 )
 def test_held_inputs_follow_their_case(adapter: TensorInput, network: Any, mask_batch_size: int) -> None:
@@ -67,7 +67,7 @@ def test_a_numpy_array_is_a_tensor() -> None:
     named = ms.rise(7, 3, target=TARGET, inputs=ms.ArgumentInputs(1))
     arrays = PRIORS.numpy(), IMAGES.numpy(), AGES.numpy()
     maps = named(arrays, lambda prior, image, age: score(image, prior, age))
-    torch.testing.assert_close(maps, one_by_one(IMAGES), rtol=0, atol=1e-12)
+    assert_close(maps, one_by_one(IMAGES))
 
 
 def test_a_tuple_of_images_is_told_what_to_write() -> None:
@@ -83,14 +83,14 @@ def test_a_tuple_of_images_is_told_what_to_write() -> None:
 
     maps = eval(of_list, {"ms": ms, "images": images, "network": detector})
     expected = ms.explain(lambda batch: 9 * batch.mean((2, 3)), torch.stack(images))
-    torch.testing.assert_close(maps, expected)
+    assert_close(maps, expected)
 
     def difference(fixed: torch.Tensor, moving: torch.Tensor) -> torch.Tensor:
         return 9 * (fixed - moving).mean((2, 3))
 
     fixed, moving = images[0][None], images[1][None]
     maps = eval(of_several, {"ms": ms, "inputs": (fixed, moving), "network": difference})
-    torch.testing.assert_close(maps, ms.explain(lambda image: difference(image, moving), fixed))
+    assert_close(maps, ms.explain(lambda image: difference(image, moving), fixed))
 
 
 def test_planted_truth_in_the_perturbed_input_only() -> None:
@@ -123,7 +123,7 @@ def test_held_images_are_cut_by_a_sliding_window(padded: bool) -> None:
         assert_close(maps[i : i + 1], whole)
 
 
-@pytest.mark.parametrize("adapter", [ms.DictInput("image"), ms.ArgumentInputs("image", positional=["image", "prior"])])
+@pytest.mark.parametrize("adapter", [ms.DictInput("image"), ms.ArgumentInputs("image")])
 def test_as_a_transform(adapter: TensorInput) -> None:
     """Held inputs of one item have no batch axis, and may be arrays and numbers."""
     network: Any = lambda image, prior, age: score(image, prior, age)  # noqa: E731

@@ -137,7 +137,7 @@ def test_the_end_of_a_softmax_is_seen(discrete: str | None, caplog: pytest.LogCa
     assert "case other: the network's output is read as logits, of which a softmax makes probabil" in caplog.text
     assert "given" not in caplog.text
     assert list(bound.labels) == [1]
-    torch.testing.assert_close(bound(output)[0], output[0, 1:2])
+    assert_close(bound(output)[0], output[0, 1:2])
     # As segmentations: in the predicted region, the mean.
     volume = segmentation().softmax(1) * (1 + 9e-5)  # patches are averaged with rounding
     regions = ms.AutoTarget(readings(discrete=discrete)).bind(volume, FLAT)
@@ -158,12 +158,6 @@ def test_rows_that_do_not_sum_to_one_are_refused(other: torch.Tensor) -> None:
 
     with pytest.raises(CaseError, match=r"was read as probabilities.*give activation='softmax'.*--saliency_activation"):
         ms.explain(network, torch.ones(1, 1, 8, 8), method="rise", num_masks=10)
-
-
-def test_saturation_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    ms.AutoTarget(readings(activation="softmax"), scale="probability").bind(LOGITS * 20, FLAT)
-    assert "the explained probability is 1 to six digits" in caplog.text
-    assert "--saliency_scale auto" in caplog.text
 
 
 def segmentation() -> torch.Tensor:
