@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -111,39 +111,44 @@ class CachedDataset(Dataset):
         self.backend = _backend(cache, cache_dir, whole_number("window", window, 1))
         self.checksum = flag("checksum", checksum)
         self._warned: set[str] = set()
-        self._num_cached = self._num_prepared = self._count_cached(self._steps())
+        self._num_cached = self._num_prepared = self._count_cached()
 
-    def _steps(self) -> tuple[Any, ...]:
-        """The transforms, with those inside of nested ``Compose`` objects."""
-        # Not Compose.flatten, which sets new seeds in random transforms.
-        return tuple(_flat(self.transform))
+    @property
+    def _steps(self) -> Sequence[Any]:
+        """The transforms, in order."""
+        return self.transform.transforms
 
-    def _count_cached(self, steps: Sequence[Any]) -> int:
+    def _count_cached(self) -> int:
         """How many transforms are cached. Warns if a deterministic transform cannot be."""
-        for number, step in enumerate(steps):
+        for number, step in enumerate(self._steps):
             if is_random(step):
                 return number
             reason = "" if isinstance(step, Transform) else "it is not a monai Transform, so it may be random"
             try:
-                fingerprint([step, _settings(self.transform)])
+                fingerprint(self._how([step]))
             except Unfingerprintable as error:
                 reason = f"it cannot be identified: {error}"
             if reason:
                 name = getattr(step, "__qualname__", type(step).__qualname__)
                 self._warn(
                     "transform",
-                    f"transform {number + 1} of {len(steps)}, {name}, is not cached, nor are those after it: {reason}. "
-                    "Use monai transforms, and named functions of a module",
+                    f"transform {number + 1} of {len(self._steps)}, {name}, is not cached, nor are those after it: "
+                    f"{reason}. Use monai transforms, and named functions of a module",
                 )
                 return number
-        return len(steps)
+        return len(self._steps)
+
+    def _how(self, steps: Sequence[Any]) -> list[Any]:
+        """All that decides what some transforms make of a case."""
+        outer = self.transform
+        return [[*steps], outer.map_items, outer.unpack_items, outer.lazy, outer.overrides]
 
     def __getitem__(self, index: int | slice | Sequence[int]) -> Any:
         if not isinstance(index, SupportsIndex):
             return super().__getitem__(index)  # a part of the dataset
         case = self.data[index]
         try:
-            return self._finish(self._prepared(case), self._steps()[self._num_prepared :])
+            return self._finish(self._prepared(case), self._steps[self._num_prepared :])
         except Exception as error:
             raise loading_error(error, case, index) from error
 
@@ -165,24 +170,25 @@ class CachedDataset(Dataset):
 
     def _preprocessed(self, case: Any, key: str | None) -> Any:
         """The item after the first ``_num_cached`` transforms."""
-        return self._cached("preprocessed scans", key if self._num_cached else None, lambda: self._compute(case), case)
+        if not self._num_cached:
+            return self._compute(case)
+        return self._cached("preprocessed scans", key, lambda: self._compute(case), case)
 
     def _key_of(self, case: Any) -> str | None:
         """A hash of all that decides a preprocessed case. None without a cache, or when it cannot be identified."""
         if self.backend is None:
             return None
         # At each read, so that a changed file or transform is noticed.
-        steps = [self._steps()[: self._num_cached], _settings(self.transform)] if self._num_cached else None
         outside = [get_track_meta(), torch.get_default_dtype(), torch.get_default_device().type, chosen_arithmetic()]
         try:
-            files = input_files(case, self.checksum)
-            return fingerprint([library_versions(), fingerprint(steps, files=True), case, files, outside])
+            how = fingerprint(self._how(self._steps[: self._num_cached]), files=True)
+            return fingerprint([library_versions(), how, case, input_files(case, self.checksum), outside])
         except Unfingerprintable as error:
             self._warn("case", f"some cases are not cached, since they cannot be identified: {error}")
             return None
 
     def _compute(self, case: Any) -> Any:
-        item = self._run(deepcopy(case), self._steps()[: self._num_cached], threading=True)
+        item = self._run(deepcopy(case), self._steps[: self._num_cached], threading=True)
         reset_ops_id(item)  # a memory address, with which Invertd would refuse an item of another process
         return item
 
@@ -192,20 +198,21 @@ class CachedDataset(Dataset):
         """
         if self.backend is None or key is None:
             return compute()
-        files = sorted(filter(os.path.exists, paths_of(case)), key=len, reverse=True)
-        hidden = {file: f"\0file {number}\0" for number, file in enumerate(files)}
-        shown = {mark: file for file, mark in hidden.items()}
+        hidden, shown = {}, {}
+        for number, file in enumerate(sorted(filter(os.path.exists, paths_of(case)), key=len, reverse=True)):
+            mark = f"\0file {number}\0"
+            hidden[file], shown[mark] = mark, file
         try:
-            data = self.backend.get(key)
-            if data is not None:
-                return _renamed(decode(data, key), shown)
+            stored = self.backend.get(key)
+            if stored is not None:
+                return _renamed(decode(stored, key), shown)
         except (OSError, EntryError) as error:
             self._warn(type(error).__name__, f"some {what} cannot be read, and are computed again: {error}")
         item = compute()
         try:
-            data = encode(_renamed(item, hidden), key)
-            item = decode(data, key)  # as all later reads will give it
-            self.backend.put(key, data)
+            made = encode(_renamed(item, hidden), key)
+            item = decode(made, key)  # as all later reads will give it
+            self.backend.put(key, made)
         except (OSError, EntryError) as error:
             self._warn(type(error).__name__, f"some {what} cannot be stored, so are computed again: {error}")
         return _renamed(item, shown)
@@ -217,16 +224,16 @@ class CachedDataset(Dataset):
 
 
 def _backend(cache: str, cache_dir: str | Path | None, window: int) -> Backend | None:
+    """Where entries are kept; None keeps none."""
     check_option("cache", cache, ("none", "memory", "disk", "lmdb", "window"))
     if cache in {"disk", "lmdb"} and cache_dir is None:
         raise ValueError(f"cache {cache!r} needs `cache_dir`, a folder to keep the preprocessed scans in")
-    if cache == "window":
-        return MemoryBackend(window, None if cache_dir is None else DiskBackend(cache_dir))
-    if cache == "disk":
-        return DiskBackend(cache_dir or "")
     if cache == "lmdb":
         return LMDBBackend(Path(cache_dir or "") / "cache.lmdb")
-    return MemoryBackend() if cache == "memory" else None
+    if cache == "memory":
+        return MemoryBackend()
+    files = DiskBackend(cache_dir) if cache in {"disk", "window"} and cache_dir is not None else None
+    return MemoryBackend(window, files) if cache == "window" else files
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
@@ -248,15 +255,3 @@ def is_random(step: Any) -> bool:
     if type(step) is Compose:
         return any(is_random(part) for part in step.transforms)
     return isinstance(step, RandomizableTrait)
-
-
-def _flat(transform: Compose) -> Iterator[Any]:
-    for step in transform.transforms:
-        if type(step) is Compose and _settings(step) == _settings(transform):
-            yield from _flat(step)
-        else:
-            yield step
-
-
-def _settings(transform: Compose) -> list[Any]:
-    return [transform.map_items, transform.unpack_items, transform.lazy, transform.overrides]

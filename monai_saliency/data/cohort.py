@@ -15,7 +15,7 @@ from typing import Any
 
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
-from monai_saliency.storage.scans import NIFTI, case_id, check_readers, format_of, name_hash, scan_stem
+from monai_saliency.storage.scans import NIFTI, case_id, check_readers, format_of, scan_stem
 from monai_saliency.utils.arguments import a_path
 
 __all__ = ["CaseIds", "find_cases", "loading_error"]
@@ -24,8 +24,8 @@ SECTIONS = ("test", "training", "validation", "train", "val")
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A scan of a cohort."""
+class _Scan:
+    """A scan of a cohort; a DICOM series has a ``name`` of its own."""
 
     images: Sequence[Path]
     label: Path | None = None
@@ -90,91 +90,85 @@ def find_cases(
         ['a', 'b']
     """
     place = a_path("dataset_dir", dataset_dir)
-    listing = place if place.suffix.lower() in (".csv", ".json") and place.is_file() else place / "dataset.json"
-    root = listing.parent
-    if not root.is_dir():
+    is_list = place.suffix.lower() in (".csv", ".json") and place.is_file()
+    listing = place if is_list else place / "dataset.json"
+    if not listing.parent.is_dir():
         raise FileNotFoundError(
             f"`dataset_dir` {place} is not a folder: pass --dataset_dir with a folder of scans such as *.nii.gz, a "
             "Medical Segmentation Decathlon folder, or a list of scans (*.csv or *.json)"
         )
     if listing.is_file():
-        found = [series for each in _read_list(listing, section, channels) for series in _series_of(each)]
+        where = f"section {section!r} of {listing}" if section else str(place)
+        scans = _listed_scans(listing, section, channels)
     else:
-        found = _scans_below(root, section, exclude, spatial_dims, channels)
-    where = f"section {section!r} of {listing}" if section and listing.is_file() else place
-    if not found:
+        where = str(place)
+        scans = _scans_below(place, section, exclude, spatial_dims, channels)
+    if not scans:
         raise ValueError(
             f"no scan found in {where}: it must hold *.nii.gz or *.nii files, scans of other formats, a dataset.json "
             "that lists some, or pictures, which are explained with --spatial_dims 2"
         )
-    if not any(os.path.exists(each.images[0]) for each in found):
-        raise FileNotFoundError(f"none of the {len(found)} scans of {where} exists: {_missing(found[0].images[0])}")
-    check_readers(path for each in found for path in (*each.images, *filter(None, [each.label])))
-    ids = CaseIds(root, [each.images[0] for each in found if not each.name])
-    cases = [
-        {
-            "case": each.name or ids(each.images[0]),
-            "image": str(each.images[0]) if len(each.images) == 1 and not each.name else [*map(str, each.images)],
-            "label": str(each.label or ""),
-            "channels": each.channels,
-        }
-        for each in found
-    ]
-    name, count = Counter(str(case["case"]) for case in cases).most_common(1)[0]
-    if count > 1:
-        raise ValueError(f"two scans of {place} share the name {name!r}: rename or remove one, so that no map is lost")
-    return sorted(cases, key=lambda case: str(case["case"]))
+    if not any(os.path.exists(scan.images[0]) for scan in scans):
+        raise FileNotFoundError(f"none of the {len(scans)} scans of {where} exists: {_missing(scans[0].images[0])}")
+    for scan in scans:
+        check_readers(scan.images if scan.label is None else [*scan.images, scan.label])
+    ids = CaseIds(listing.parent, [scan.images[0] for scan in scans if not scan.name])
+    cases: dict[str, dict[str, Any]] = {}
+    for scan in scans:
+        name, files = scan.name or ids(scan.images[0]), list(map(str, scan.images))
+        if name in cases:
+            raise ValueError(
+                f"two scans of {place} share the name {name!r}: rename or remove one, so that no map is lost"
+            )
+        image = files[0] if len(files) == 1 and not scan.name else files
+        cases[name] = {"case": name, "image": image, "label": str(scan.label or ""), "channels": scan.channels}
+    return [cases[name] for name in sorted(cases)]
 
 
 def _scans_below(
     root: Path, section: str | None, exclude: str | Path | None, spatial_dims: int, channels: int
-) -> list[_Found]:
+) -> list[_Scan]:
     """The scans below a folder."""
-    skipped = Path(exclude).resolve() if exclude is not None else None
+    skipped = None if exclude is None else Path(exclude).resolve()
     if skipped in (root.resolve(), *root.resolve().parents):
         raise ValueError(
             f"the output folder {exclude} is or holds `dataset_dir` {root}, so scans and maps would mix: choose "
             "an `output_dir` next to or below `dataset_dir`"
         )
-    places = _bids_scans(root, section) if (root / "dataset_description.json").is_file() else _files_below(root)
-    files = [path for path in places if skipped not in Path(os.path.realpath(path)).parents]
-    scans = [_Found((path,), None, channels) for path in files if _is_scan(path, spatial_dims)]
-    # Radiographs in DICOM are not volumes.
-    others = [path for path in files if format_of(path) is None] if spatial_dims == 3 else []
+    is_bids = (root / "dataset_description.json").is_file()
+    scans, others = [], []
+    for path in _bids_scans(root, section) if is_bids else _files_below(root):
+        if skipped in Path(os.path.realpath(path)).parents:
+            continue
+        if _is_scan(path, spatial_dims):
+            scans.append(_Scan((path,), None, channels))
+        elif spatial_dims == 3 and format_of(path) is None:  # radiographs in DICOM are not volumes
+            others.append(path)
     series = group_series(others) if others else {}
-    return scans + [_Found(slices, None, channels, series_id(uid)) for uid, slices in series.items()]
+    return scans + [_Scan(slices, None, channels, series_id(uid)) for uid, slices in series.items()]
 
 
 def _bids_scans(root: Path, suffix: str | None) -> list[Path]:
     """The NIfTI scans of one suffix in a BIDS dataset, such as ``T1w``; without one, the suffix of all in ``anat``."""
-    files = [path for pattern in ("sub-*/*/sub-*", "sub-*/ses-*/*/sub-*") for path in root.glob(pattern)]
     by_suffix: dict[str, list[Path]] = {}
-    for path in files:
+    for path in [*root.glob("sub-*/*/sub-*"), *root.glob("sub-*/ses-*/*/sub-*")]:
         if format_of(path) is NIFTI and (suffix or path.parent.name == "anat"):
             by_suffix.setdefault(scan_stem(path).rpartition("_")[2], []).append(path)
-    if (suffix or len(by_suffix) > 1) and suffix not in by_suffix:
-        got = "" if suffix is None else f", got {suffix!r}"
-        raise ValueError(
-            f"the BIDS dataset {root} has scans of the suffixes {', '.join(sorted(by_suffix))}: choose what the "
-            f"network is for with --section, such as --section {min(by_suffix, default='T1w')}{got}"
-        )
-    return next(iter(by_suffix.values()), []) if suffix is None else by_suffix[suffix]
-
-
-def _series_of(listed: _Found) -> list[_Found]:
-    """The DICOM series of an entry of a list that names a folder or a slice of one; other entries as they are."""
-    path = listed.images[0]
-    if len(listed.images) > 1 or format_of(path) is not None or not holds_series(path):
-        return [listed]
-    found = group_series(series_files(path))
-    label = listed.label if len(found) == 1 else None
-    return [_Found(each, label, listed.channels, series_id(uid)) for uid, each in found.items()] or [listed]
+    if suffix in by_suffix or (suffix is None and len(by_suffix) < 2):
+        return [path for name, paths in by_suffix.items() if suffix in (None, name) for path in paths]
+    got = "" if suffix is None else f", got {suffix!r}"
+    raise ValueError(
+        f"the BIDS dataset {root} has scans of the suffixes {', '.join(sorted(by_suffix))}: choose what the "
+        f"network is for with --section, such as --section {min(by_suffix, default='T1w')}{got}"
+    )
 
 
 def _is_scan(path: Path, spatial_dims: int) -> bool:
-    found = format_of(path)
+    kind = format_of(path)
     # Folders of 3D scans often hold pictures of them, and 3D Slicer's segmentations.
-    return found is not None and (spatial_dims == 2 or not found.is_photograph) and not path.name.endswith(".seg.nrrd")
+    if kind is None or path.name.endswith(".seg.nrrd"):
+        return False
+    return spatial_dims == 2 or not kind.is_photograph
 
 
 def _files_below(root: Path) -> Iterator[Path]:
@@ -185,12 +179,11 @@ def _files_below(root: Path) -> Iterator[Path]:
 
     for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
         above = {os.path.realpath(place) for place in (Path(folder), *Path(folder).parents)}
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".") and os.path.realpath(os.path.join(folder, name)) not in above
-        ]
-        yield from (Path(folder, name) for name in names if not name.startswith("."))
+        seen = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in seen if os.path.realpath(os.path.join(folder, name)) not in above]
+        for name in names:
+            if not name.startswith("."):
+                yield Path(folder, name)
 
 
 def _missing(image: str | Path) -> str:
@@ -198,27 +191,42 @@ def _missing(image: str | Path) -> str:
     return f"{image}{link} does not exist: copy or fetch it, or take it off the list of scans"
 
 
-def _read_list(path: Path, section: str | None, channels: int) -> list[_Found]:
-    """The scans that a list names."""
-    is_table = path.suffix.lower() == ".csv"
+def _listed_scans(path: Path, section: str | None, channels: int) -> list[_Scan]:
+    """The scans that a list names; of an entry that names DICOM files, their series."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-        content: Any = _sections_of(text) if is_table else json.loads(text)
+        content: Any = _sections_of(text) if path.suffix.lower() == ".csv" else json.loads(text)
     except ValueError as error:
         raise AdviceError(
             f"{path} cannot be read as a list of scans ({error}): save it in UTF-8, mend it, or remove it to use every "
             "scan of its folder"
         ) from error
-    given = _of_section(path, content, section) if isinstance(content, dict) else [None]
-    entries = [entry if isinstance(entry, dict) else {"image": entry} for entry in given]
-    for entry in entries:
-        if not _images(entry):
+    scans = []
+    for given in _of_section(path, content, section) if isinstance(content, dict) else [None]:
+        entry = given if isinstance(given, dict) else {"image": given}
+        image = entry.get("image")
+        names: list[Any] = image if isinstance(image, list) else [image]
+        if not names or not all(isinstance(name, str) and name for name in names):
             raise ValueError(
                 f"{path} lists {entry}, where a path or a dictionary with an `image` is expected: mend it, or remove "
                 "it to use every scan of its folder"
             )
-    modalities = len(content.get("modality") or content.get("channel_names") or ())
-    return [_listed(path, entry, modalities, channels) for entry in entries]
+        images = [path.parent / Path(name).expanduser() for name in names]
+        label = _label(path, entry, names[0])
+        modalities = len(content.get("modality") or content.get("channel_names") or ())
+        count = modalities or (len(images) if len(images) > 1 else channels)
+        scan = _Scan(images, None if label in images else label, count)
+        is_dicom = len(images) == 1 and format_of(images[0]) is None and holds_series(images[0])
+        scans += _series_of(scan) if is_dicom else [scan]
+    return scans
+
+
+def _series_of(listed: _Scan) -> list[_Scan]:
+    """The DICOM series of a folder, or of a folder's slice, that a list names."""
+    series = group_series(series_files(listed.images[0]))
+    label = listed.label if len(series) == 1 else None
+    scans = [_Scan(files, label, listed.channels, series_id(uid)) for uid, files in series.items()]
+    return scans or [listed]
 
 
 def _sections_of(text: str) -> dict[str, list[dict[str, str]]]:
@@ -238,38 +246,33 @@ def _sections_of(text: str) -> dict[str, list[dict[str, str]]]:
 
 def _of_section(path: Path, content: Mapping[str, Any], section: str | None) -> list[Any]:
     """The entries of a section; all entries if a table has no usual section."""
-    entries = {name: each for name, each in content.items() if isinstance(each, list) and each}
-    chosen = section or next((name for name in SECTIONS if name in entries), None)
-    if chosen is None and path.suffix.lower() == ".csv":
-        return [entry for each in entries.values() for entry in each]
-    if not section and path.suffix.lower() == ".csv" and (other := sorted(set(entries) - set(SECTIONS))):
-        raise AdviceError(
-            f"{path} has rows whose `split` is not one of {SECTIONS} ({other}), in addition to {chosen!r}: correct "
-            "them, or choose one with --section"
-        )
-    return entries.get(chosen or "", [])
+    entries = {name: listed for name, listed in content.items() if isinstance(listed, list) and listed}
+    usual = [name for name in SECTIONS if name in entries]
+    if not section and path.suffix.lower() == ".csv":
+        others = sorted(set(entries) - set(SECTIONS))
+        if not usual:
+            return [entry for listed in entries.values() for entry in listed]
+        if others:
+            raise AdviceError(
+                f"{path} has rows whose `split` is not one of {SECTIONS} ({others}), in addition to {usual[0]!r}: "
+                "correct them, or choose one with --section"
+            )
+    return entries.get(section or "".join(usual[:1]), [])
 
 
-def _images(entry: Mapping[str, Any]) -> list[str]:
-    """The files of an entry; none where it has none."""
-    image = entry.get("image")
-    images = image if isinstance(image, list) else [image]
-    names = [each for each in images if isinstance(each, str) and each]
-    return names if len(names) == len(images) else []
-
-
-def _listed(path: Path, entry: Mapping[str, Any], modalities: int, channels: int) -> _Found:
-    """The scan of an entry, with its label map if there is one. A class in its place, such as ``1``, names no file."""
-    names, label = _images(entry), entry.get("label")
-    label = label[0] if isinstance(label, list) and len(label) == 1 else label
-    images = [path.parent / Path(name).expanduser() for name in names]
+def _label(path: Path, entry: Mapping[str, Any], image: str) -> Path | None:
+    """The label map of a list's entry, if there is one. A class in its place, such as ``1``, names no file."""
+    label: Any = entry.get("label")
+    if isinstance(label, list) and len(label) == 1:
+        label = label[0]
+    is_named = isinstance(label, str) and label != ""
     # The Decathlon lists test scans without their labels, which may exist all the same.
-    name = label if label and isinstance(label, str) else names[0].replace("images", "labels", 1)
-    place = path.parent / Path(name).expanduser()
-    if name == label and format_of(place) is not None and not place.is_file():
-        warnings.warn(f"the label map {place} of the list {path} does not exist, so it is left out", stacklevel=2)
-    count = modalities or (len(images) if len(images) > 1 else channels)
-    return _Found(images, place if place.is_file() and place not in images else None, count)
+    file = path.parent / Path(label if is_named else image.replace("images", "labels", 1)).expanduser()
+    if file.is_file():
+        return file
+    if is_named and format_of(file) is not None:
+        warnings.warn(f"the label map {file} of the list {path} does not exist, so it is left out", stacklevel=2)
+    return None
 
 
 class CaseIds:
@@ -282,11 +285,7 @@ class CaseIds:
     def __call__(self, file: Path) -> str:
         """The name of a file's case."""
         name = case_id(self._root, file)
-        if self._names[name] < 2:
-            return name
-        whole = f"{name}{file.name.removeprefix(scan_stem(file))}"
-        # frame.png next to frame.jpg and frame.png.nii
-        return f"{whole}-{name_hash(file.name)}" if whole in self._names else whole
+        return name if self._names[name] < 2 else name + file.name.removeprefix(scan_stem(file))
 
 
 def loading_error(error: Exception, case: Mapping[str, Any], index: int) -> CaseError:
@@ -295,13 +294,14 @@ def loading_error(error: Exception, case: Mapping[str, Any], index: int) -> Case
     step = _failed_step(error)
     if step and not step.startswith("Load"):
         return as_case_error(error, name, f"{step} of the preprocessing failed: ", f". Check the settings of {step}")
-    files = image if isinstance(image, list) else [image]
-    words, advice = image, "Check that it is complete (a truncated file must be copied again), or remove it"
     if isinstance(image, list) and format_of(image[0]) is None:  # whose paths may name a patient
-        words, advice = f"its {len(image)} DICOM files", "Copy them again, or convert the series to NIfTI"
-    elif lost := [file for file in files if isinstance(file, str | Path) and not os.path.exists(file)]:
-        return CaseError(name, _missing(lost[0]))
-    return as_case_error(error, name, f"{words} could not be loaded: ", f". {advice}")
+        words = f"its {len(image)} DICOM files could not be loaded: "
+        return as_case_error(error, name, words, ". Copy them again, or convert the series to NIfTI")
+    for file in image if isinstance(image, list) else [image]:
+        if isinstance(file, str | Path) and not os.path.exists(file):
+            return CaseError(name, _missing(file))
+    advice = ". Check that it is complete (a truncated file must be copied again), or remove it"
+    return as_case_error(error, name, f"{image} could not be loaded: ", advice)
 
 
 def _failed_step(error: BaseException | None) -> str:

@@ -101,31 +101,44 @@ class PerturbedImages(IterableDataset):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for unit in self.units():
-            item = self.dataset[unit.index]
-            values: Mapping[str, Any] = item if isinstance(item, Mapping) else {self.image_key: item}
-            name = str(values.get("case") or f"image {unit.index}")
-            wanted = {self.image_key, *self.held_keys, *([] if self.label_key is None else [self.label_key])}
-            if missing := sorted(wanted - set(values)):
-                raise CaseError(name, f"the dataset's item has no {str(missing[0])!r}, only {sorted(map(str, values))}")
-            if not isinstance(values[self.image_key], torch.Tensor | np.ndarray):
-                kind = type(values[self.image_key]).__name__
-                raise CaseError(name, f"the dataset gives a {kind}, where an image (C, *spatial) is expected")
+            values = self._item(unit.index)
             image = convert_to_tensor(values[self.image_key], track_meta=True)[None]
-            name = values.get("case") or image_file(image) or name
+            name = values.get("case") or image_file(image) or f"image {unit.index}"
             labels = None if self.label_key is None else values[self.label_key]
-            case = Case.of(image, name=str(name), labels=labels)
-            (state,), _ = self.inferer.start(self.inferer.inputs.join(image, {}), [case])
-            if state.masks.adaptive:
-                raise CaseError(case.name, "its later masks depend on scores, which only the inferer itself knows")
-            count = state.num_rows
-            size = min(self.inferer.mask_batch_size, count)
-            starts = range(0, count, size)
-            for number in unit.part.of(len(starts)):
-                start, stop = starts[number], min(starts[number] + size, count)
-                batch = state.case.image.new_empty(stop - start, *state.case.image.shape)
-                with torch.no_grad():
-                    state.images.write(start, stop, out=batch)
-                for row, perturbed in enumerate(batch, start):
-                    # A copy, so that keeping one image does not keep the memory of its batch.
-                    found = {self.image_key: perturbed.clone(), "case": case.name, "index": unit.index}
-                    yield {**{key: values[key] for key in self.held_keys}, **found, "mask": row - 1}
+            held = {key: values[key] for key in self.held_keys}
+            for mask, perturbed in self._perturbed(unit, image, Case.of(image, name=str(name), labels=labels)):
+                own = {self.image_key: perturbed, "case": str(name), "index": unit.index, "mask": mask}
+                yield held | own
+
+    def _item(self, index: int) -> Mapping[str, Any]:
+        """An item of the cohort as a dictionary with all that is needed."""
+        item = self.dataset[index]
+        values = item if isinstance(item, Mapping) else {self.image_key: item}
+        name = str(values.get("case") or f"image {index}")
+        for key in (self.image_key, *self.held_keys, self.label_key):
+            if key is not None and key not in values:
+                raise CaseError(name, f"the dataset's item has no {str(key)!r}, only {sorted(map(str, values))}")
+        image = values[self.image_key]
+        if not isinstance(image, torch.Tensor | np.ndarray):
+            kind = type(image).__name__
+            raise CaseError(name, f"the dataset gives a {kind}, where an image (C, *spatial) is expected")
+        return values
+
+    def _perturbed(self, unit: Unit, image: torch.Tensor, case: Case) -> Iterator[tuple[int, torch.Tensor]]:
+        """A unit's perturbed images ``(C, *spatial)`` of an image ``(1, C, *spatial)``, each with the index of its
+        mask.
+        """
+        (state,), _ = self.inferer.start(self.inferer.inputs.join(image, {}), [case])
+        if state.masks.adaptive:
+            raise CaseError(case.name, "its later masks depend on scores, which only the inferer itself knows")
+        size = min(self.inferer.mask_batch_size, state.num_rows)
+        starts = range(0, state.num_rows, size)
+        for number in unit.part.of(len(starts)):
+            start = starts[number]
+            stop = min(start + size, state.num_rows)
+            batch = state.case.image.new_empty(stop - start, *state.case.image.shape)
+            with torch.no_grad():
+                state.images.write(start, stop, out=batch)
+            for row, perturbed in enumerate(batch, start):
+                # A copy, so that keeping one image does not keep the memory of its batch.
+                yield row - 1, perturbed.clone()

@@ -68,7 +68,6 @@ class SaliencyDataset(CachedDataset):
         held_keys: the keys of the network's other inputs, see :class:`monai_saliency.Saliencyd`.
         device: the device to explain on. Default: the device of the image.
         checksum: identify a scan's files by their content. Otherwise by path, size and modification time.
-        window: the number of scans, with their maps, in memory for ``"window"``, at least 1.
 
     Raises:
         ValueError: when an argument of the cache is missing or out of its range.
@@ -102,17 +101,16 @@ class SaliencyDataset(CachedDataset):
         held_keys: KeysCollection = (),
         device: torch.device | str | None = None,
         checksum: bool = False,
-        window: int = 32,
     ) -> None:
-        # Two entries for each scan: the scan and its map.
-        super().__init__(data, transform, cache, cache_dir, checksum, 2 * window)
+        # For the last 32 scans of "window": each has two entries, the scan and its map.
+        super().__init__(data, transform, cache, cache_dir, checksum, window=64)
         self.network_id = network_id
         self.image_key = image_key
         self.saliency_key = saliency_key
         self._to_map = Saliencyd(image_key, network, inferer, saliency_key, device, label_key, held_keys)
-        steps = self._steps()
-        self._num_prepared = next((i for i, step in enumerate(steps) if is_random(step)), len(steps))
-        self._warn_of_one_moved(steps[self._num_prepared :])
+        random = [place for place, step in enumerate(self._steps) if is_random(step)]
+        self._num_prepared = random[0] if random else len(self._steps)
+        self._warn_of_one_moved(self._steps[self._num_prepared :])
 
     def _warn_of_one_moved(self, steps: Sequence[Any]) -> None:
         """Warn of a transform behind the map that moves the image and not the map, or the map alone."""
@@ -130,7 +128,7 @@ class SaliencyDataset(CachedDataset):
         scan = self._key_of(case)
         key = self._map_key(scan)
         item = self._preprocessed(case, scan)
-        item = self._finish(item, self._steps()[self._num_cached : self._num_prepared])
+        item = self._finish(item, self._steps[self._num_cached : self._num_prepared])
         name = str(case.get("case", "without a name"))
         saliency = self._cached("saliency maps", key, lambda: self._explain(name, item), case)
         return {**item, self.saliency_key: saliency}
@@ -144,7 +142,7 @@ class SaliencyDataset(CachedDataset):
         decides = [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
         try:
             if self._num_cached < self._num_prepared:
-                name = type(self._steps()[self._num_cached]).__name__
+                name = type(self._steps[self._num_cached]).__name__
                 raise Unfingerprintable(f"{name}, before the first random transform, cannot be identified")
             how = fingerprint([decides, chosen_arithmetic()], files=True)
             return fingerprint([scan, how, network_key(network, self.network_id)])
