@@ -97,7 +97,7 @@ class TestDiceScore:
         bound = ms.DiceScore(0, "sigmoid").bind(reference, FLAT)
         scores = bound(torch.cat([moved.logit(), torch.full_like(moved, -torch.inf)]))
         expected = [[(3 + 1e-5) / (4 + 1e-5)], [1e-5 / (2 + 1e-5)]]
-        assert_close(scores, torch.tensor(expected).double())
+        assert_close(scores, torch.tensor(expected, dtype=torch.float64))
 
     @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
     def test_is_one_less_the_loss_of_monai(self, activation: str) -> None:
