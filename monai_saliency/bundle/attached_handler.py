@@ -173,7 +173,7 @@ class AttachedHandler(SaliencyHandler):
             chosen = choose_fill(self._replaying(call, [0])[0], self.explainer.network, cases).fill
             self.inferer = self.inferer.replace(fill=chosen)
         self.is_started = self._is_opened = True
-        found = "the network's input is not an entry of the batch" if key is None else f"image {key!r}"
+        found = "the network's input is not an entry of the batch" if key is None else f"image {str(key)!r}"
         print(
             f"monai_saliency: {self.words} ({type(engine).__name__}) runs {type(engine.network).__name__} by "
             f"{type(self._own).__name__} on {found} {tuple(images[0].shape)}; "

@@ -15,7 +15,7 @@ from typing import Any
 
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
-from monai_saliency.storage.scans import NIFTI, case_id, check_readers, format_of, scan_stem
+from monai_saliency.storage.scans import NIFTI, case_id, check_readers, format_of, name_hash, scan_stem
 from monai_saliency.utils.arguments import a_path
 
 __all__ = ["CaseIds", "find_cases", "loading_error"]
@@ -285,7 +285,11 @@ class CaseIds:
     def __call__(self, file: Path) -> str:
         """The name of a file's case."""
         name = case_id(self._root, file)
-        return name if self._names[name] < 2 else name + file.name.removeprefix(scan_stem(file))
+        if self._names[name] < 2:
+            return name
+        whole = name + file.name.removeprefix(scan_stem(file))
+        # frame.png next to frame.jpg and frame.png.nii
+        return f"{whole}-{name_hash(file.name)}" if whole in self._names else whole
 
 
 def loading_error(error: Exception, case: Mapping[str, Any], index: int) -> CaseError:

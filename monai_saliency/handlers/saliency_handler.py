@@ -18,6 +18,7 @@ from monai.utils import CommonKeys
 from monai_saliency.cases import Case, image_file
 from monai_saliency.errors import CaseError
 from monai_saliency.handlers.background import Background
+from monai_saliency.handlers.case_title import case_title
 from monai_saliency.handlers.run_settings import described, note_settings, scan_mark
 from monai_saliency.handlers.summary import Summary, figures, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
@@ -33,7 +34,6 @@ from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.scans import scan_name
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
-from monai_saliency.targets.base import Quantity, label_name
 from monai_saliency.utils.affines import affine_in_mm, image_affine, image_spacing
 from monai_saliency.utils.arguments import instance, require
 from monai_saliency.utils.inversion import check_inversion, steps_of
@@ -320,7 +320,7 @@ class SaliencyHandler:
             seconds = took()  # and the copies are there
             for key in {self.saliency_key, self.standard_error_key, "disagreement"} & item.keys():
                 item[key] = MetaTensor(item[key]).copy_meta_from(item[self.image_key])
-            title = _title(explanation)
+            title = case_title(explanation)
             item |= {"explanation": explanation, "title": title, "settings": mark, "method": self.method}
             self._check_inversion(explanation.name)
             rows = self._rows(item, self.postprocessing(item), explanation, seconds, mark)
@@ -441,29 +441,3 @@ def _on_host(item: Item, explanation: Explanation, saliency_key: Any, error_key:
 def _seconds(start: Timestamp, end: Timestamp, count: int) -> Callable[[], float]:
     """How long each of some cases took; it waits until the device has come to the end."""
     return lambda: end.seconds_since(start) / count
-
-
-def _title(explanation: Explanation) -> str:
-    """What is predicted and explained of a case, in two lines, and in a third one what is wrong with its fill."""
-    target = explanation.target
-    described = target.describe()
-    words = []
-    if "prediction" in described:
-        words.append(f"predicted {described['prediction']}")
-        if "probability" in described:
-            words[-1] += f" ({described['probability']:.3f})"
-    scores = []
-    of_score = zip(target.labels, target.quantities(), explanation.reference_scores.tolist(), strict=True)
-    for label, quantity, score in of_score:
-        scores.append(f"{label_name(label)} scores {_figure(quantity, score)}")
-    words.append(f"explained: {', '.join(scores)}")
-    lines = [explanation.name, ", ".join(words)]
-    if explanation.fill_problem:
-        lines.append(explanation.fill_problem)
-    return "\n".join(lines)
-
-
-def _figure(quantity: Quantity, score: float) -> str:
-    """The score of a title; of a saturated probability with its log-odds."""
-    reported = f"{quantity.reported(score):.3f}"
-    return f"{reported} (log-odds {score:.2f})" if quantity.unit == "log-odds" else reported

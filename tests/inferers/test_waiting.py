@@ -223,7 +223,7 @@ def test_other_masks_wait_for_nothing(masks: str) -> None:
     image, target = IMAGES["2D"], ms.ClassScore([1], "softmax")
     settings = {"target": target, "mask_batch_size": BATCH}
     explain = {
-        "supervoxels": lambda: ms.hsic(9 * BATCH - 1, regions=ms.Supervoxels(20), **settings),
+        "supervoxels": lambda: ms.region_occlusion(9 * BATCH - 1, regions=ms.Supervoxels(20), **settings),
         "channels": lambda: ms.sliding_window(5, 3, per_channel=True, **settings),
         "smooth": lambda: ms.sliding_window(5, 3, smooth=2, **settings),
     }[masks]
