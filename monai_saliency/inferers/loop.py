@@ -2,6 +2,10 @@
 images are perturbed, the network runs, and its scores are read. The scores of a round are sent to the searches, which
 ask for the next one.
 
+Before the loop, :meth:`PerturbationInferer.start <monai_saliency.PerturbationInferer.start>` has bound masks and fill
+to each image, which gives a :class:`CaseState`. Row 0 of a case is its unperturbed image, and row i + 1 the i-th mask
+that it asks for. When row 0 is read, the target is bound to the network's output. All images of a call have one shape.
+
 What watches the loop is elsewhere: whether rows are independent (:mod:`monai_saliency.inferers.row_watch`), the scores
 on disk (:mod:`monai_saliency.inferers.kept_scores`), the bar (:mod:`monai_saliency.inferers.progress`), and other
 workers (:mod:`monai_saliency.inferers.sharing`).
@@ -45,13 +49,13 @@ class Scorer(Protocol):
 def run_rounds(
     states: Sequence[CaseState], scorer: Scorer, size: int, part: Part, meet: Meet | None, progress: Progress
 ) -> None:
-    """Score round after round of masks, until no case asks for another.
+    """Score round after round of masks, until no case asks for another: the last round of a case has no rows.
 
     Args:
         states: the cases.
         scorer: runs the network.
         size: rows in a batch.
-        part: the share of the first round's batches that is run here.
+        part: the share of the batches that is run here: of every round where workers meet, else of the first round.
         meet: gives the cases the scores of other workers; None where none run at the same time.
         progress: shows how far it is.
     """
@@ -64,17 +68,26 @@ def run_rounds(
         progress.begin(scorer.plan(spans, batches), states, number)
         scorer.score(batches, progress.advance)
         for state in states:
+            # Parts that run apart meet in the store: what is there by now is taken, and nothing waits.
             state.kept.end_round(look_for_others=meet is None and part.count > 1)
         if meet is not None:
             _meet_all(meet, states)
         else:
-            part = WHOLE  # later rounds are done by whoever has all scores of the first
+            # Later rounds are done by whoever has all scores of the first. Others have no further rows, and end here.
+            part = WHOLE
         for state in states:
-            state.search.next_round()
+            state.search.next_round()  # sends the scores that the state has read; nothing while some are missing
 
 
 class WholeImages:
-    """Scores the rows of some cases by the inner inferer, on batches of whole perturbed images."""
+    """Scores the rows of some cases by the inner inferer, on batches of whole perturbed images.
+
+    Args:
+        forward: calls the network.
+        states: the cases.
+        split: the inputs of the call, taken apart: images, what is held beside them, and numbers that masks may hide.
+        batch_size: rows of the network's batches.
+    """
 
     def __init__(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, batch_size: int) -> None:
         self.forward, self.states, self.split = forward, states, split
@@ -91,6 +104,7 @@ class WholeImages:
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], None]) -> None:
         """Score the rows of a round that have no scores yet."""
         for batch in batches:
+            # A batch with some stored scores is run as a whole, so that its scores do not depend on what was stored.
             if not all(self.states[index].has(start, stop) for index, start, stop in batch):
                 self._score(batch)
             advance(sum(stop - start for _, start, stop in batch))
@@ -137,7 +151,9 @@ class WholeImages:
 
 
 def _meet_all(meet: Meet, states: Sequence[CaseState]) -> None:
-    """Meet the other workers, again if some have to begin anew since images go through one at a time."""
+    """Meet the other workers. If some of them have found that images must go through one at a time
+    (:class:`RowsDepend`), they score anew, and those that do so already meet them again.
+    """
     while True:
         try:
             meet(states)
