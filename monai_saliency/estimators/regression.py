@@ -136,7 +136,8 @@ class RegressionScoring(Estimator):
         """A map of each explained score, ``(K, *spatial)``, in the masks' precision and on their device."""
         masks = observed.masks
         self.check(masks)
-        if observed.fit is None:
+        # Another regression may have left its own, such as the one that a search stops by.
+        if observed.fit is None or any(made.cells != self.cells for made in observed.fit):
             scores = observed.scores.double().cpu().T
             observed.fit = [_Regression.of(masks, observed.ids, score, self.cells) for score in scores]
         maps = torch.zeros(len(observed.fit), *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
@@ -170,12 +171,14 @@ class _Regression:
     """The regression of one score: what its map and its error are made of. It holds no masks and no features.
 
     Attributes:
+        cells: along each axis.
         basis: the bumps.
         heights: of the bumps, for each part of the masks.
         biases: how far these may be from the heights of endless masks on average, signed.
         over_seeds: ``(*spatial)``, the standard error of each voxel over seeds, float64 on the CPU.
     """
 
+    cells: int
     basis: _Basis
     heights: list[Tensor]
     biases: list[Tensor]
@@ -190,7 +193,7 @@ class _Regression:
             heights.append(fit.heights)
             biases.append(_bias(fit))
             squares += _squares(fit, basis.bumps)
-        return _Regression(basis, heights, biases, squares.sqrt() / max(1, len(heights)) * basis.cell)
+        return _Regression(cells, basis, heights, biases, squares.sqrt() / max(1, len(heights)) * basis.cell)
 
     def effects(self) -> Tensor:
         """The map ``(*spatial)``."""

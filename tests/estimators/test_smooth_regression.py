@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.searches import observed_of
-from helpers.tolerances import SOLVED, assert_close
+from helpers.tolerances import SOLVED, assert_close, assert_same_bits
 
 import monai_saliency as ms
 from monai_saliency.estimators import regression as regression_room
@@ -156,6 +156,17 @@ def test_channels_of_their_own_are_refused_before_the_network_runs() -> None:
     explain = ms.rise(60, 3, form="regression", per_channel=True, target=ms.RegressionScore())
     with pytest.raises(ValueError, match="a regression needs masks that all channels share: leave out `per_channel`"):
         explain(torch.ones(1, 2, 9, 9), network)
+
+
+def test_a_fit_serves_the_regression_that_made_it() -> None:
+    """One of other cells, such as the one that a search stops by, makes its own of the same scores."""
+    bound = ms.masks.RISEMasks(60, 3, seed=1).bind(torch.zeros(1, 12, 12))
+    scores = bound.render(range(60))[:, :, 3:6, 6:9].mean((2, 3))
+    shared = Observed(bound, scores[0], range(60), scores)
+    for cells in (16, 4):
+        alone = Observed(bound, scores[0], range(60), scores)
+        regression = ms.estimators.RegressionScoring(cells)
+        assert_same_bits(regression.compute(shared), regression.compute(alone))
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 7])
