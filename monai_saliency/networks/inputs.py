@@ -22,6 +22,10 @@ Infer = Callable[..., Any]
 #: tensors by the names of the network's inputs
 Named = Mapping[Any, torch.Tensor]
 TakeApart = Callable[[torch.Tensor], Named]
+#: where an input is among the channels of a batch, and its own type, by name
+Channels = Mapping[Any, tuple[slice, torch.dtype]]
+#: by input, the baseline of each of its numbers by name
+Baselines = Mapping[Any, Mapping[str, float]]
 
 __all__ = ["ArgumentInputs", "DictInput", "ListInput", "SplitInputs", "TensorInput"]
 
@@ -44,9 +48,9 @@ class SplitInputs:
     meta: torch.Tensor
     held_images: torch.Tensor
     held_values: Named = field(default_factory=dict)
-    channels: Mapping[Any, tuple[slice, torch.dtype]] = field(default_factory=dict)
+    channels: Channels = field(default_factory=dict)
     names: Sequence[Any] = ()
-    numbers: Mapping[Any, Mapping[str, float]] = field(default_factory=dict)
+    numbers: Baselines = field(default_factory=dict)
 
     def take_apart(self, batch: torch.Tensor, values: Named) -> Named:
         """The network's inputs by name, from a batch ``(n, C + H, *spatial)`` and held values ``(n, ...)``."""
@@ -173,8 +177,8 @@ class _NamedInputs(TensorInput):
 
     def __init__(self, perturb: str | int | Sequence[str | int], numbers: Mapping[Any, Any] | None = None) -> None:
         self.perturb = [perturb] if isinstance(perturb, (str, int)) else perturb
-        is_list = isinstance(self.perturb, (list, tuple)) and len(self.perturb) > 0
-        if not is_list or any(type(name) not in (str, int) for name in self.perturb):
+        names = self.perturb if isinstance(self.perturb, (list, tuple)) else []
+        if not names or any(type(name) not in (str, int) for name in names):
             raise ValueError(f"`perturb` must be the name of an input, or a list of names, got {perturb!r}")
         self.numbers = None if numbers is None else _baselines(numbers)
 
@@ -182,15 +186,20 @@ class _NamedInputs(TensorInput):
         tensors = self._named(inputs)
         perturbed = self._perturbed(tensors)
         first = perturbed[self.perturb[0]]
-        held = {name: _held(name, value, first) for name, value in tensors.items() if name not in perturbed}
-        numbers = self.numbers or {}
-        for key, baselines in numbers.items():
-            _check_columns(key, baselines, held)
         on_grid: dict[Any, torch.Tensor] = {}
         values: dict[Any, torch.Tensor] = {}
-        for name, value in held.items():
-            is_image = value.ndim == first.ndim and value.shape[2:] == first.shape[2:]
-            (on_grid if is_image else values)[name] = value
+        for name in tensors:
+            if name in perturbed:
+                continue
+            held = _held(name, tensors[name], first)
+            is_image = held.ndim == first.ndim and held.shape[2:] == first.shape[2:]
+            if is_image:
+                on_grid[name] = held
+            else:
+                values[name] = held
+        numbers = self.numbers or {}
+        for key, baselines in numbers.items():
+            _check_columns(key, baselines, {**on_grid, **values})
         return SplitInputs(
             images=torch.cat(list(perturbed.values()), dim=1),
             meta=with_own_meta(tensors[self.perturb[0]]),
@@ -231,7 +240,10 @@ class _NamedInputs(TensorInput):
         return {self.perturb[0]: image, **held}
 
     def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
-        return infer(batch, lambda part, *more, **named: self.call(network, take_apart(part), more, named))
+        def on_part(part: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            return self.call(network, take_apart(part), args, kwargs)
+
+        return infer(batch, on_part)
 
     def call(self, network: Infer, inputs: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the network with its inputs by name, and with further arguments from the inner inferer."""
@@ -292,13 +304,14 @@ class ArgumentInputs(_NamedInputs):
 
     def call(self, network: Infer, inputs: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if all(isinstance(name, int) for name in inputs):
-            return network(*(inputs[place] for place in sorted(inputs)), *args, **kwargs)
-        perturbed = [inputs[name] for name in self.perturb]
-        held = {name: value for name, value in inputs.items() if name not in self.perturb}
+            by_place = [inputs[place] for place in sorted(inputs)]
+            return network(*by_place, *args, **kwargs)
+        held = dict(inputs)
+        perturbed = [held.pop(name) for name in self.perturb]
         return network(*perturbed, *args, **held, **kwargs)
 
 
-def _channels(images: Named) -> dict[Any, tuple[slice, torch.dtype]]:
+def _channels(images: Named) -> Channels:
     """Where each of some images is, joined along the channels, and its own type."""
     channels, start = {}, 0
     for name, image in images.items():
@@ -308,7 +321,7 @@ def _channels(images: Named) -> dict[Any, tuple[slice, torch.dtype]]:
     return channels
 
 
-def _baselines(numbers: Any) -> dict[Any, dict[str, float]]:
+def _baselines(numbers: Any) -> Baselines:
     """Check the setting ``numbers``: the baselines by input and name."""
     if not isinstance(numbers, Mapping):
         words = "such as {'clinical': {'age': 62.0, 'sex': 0.5}}"
@@ -317,7 +330,9 @@ def _baselines(numbers: Any) -> dict[Any, dict[str, float]]:
     names: list[str] = []
     for key, given in numbers.items():
         baselines = given if isinstance(given, Mapping) else {key: given}
-        checked[key] = {str(name): number(f"baseline of {name}", baseline) for name, baseline in baselines.items()}
+        checked[key] = {}
+        for name, baseline in baselines.items():
+            checked[key][str(name)] = number(f"baseline of {name}", baseline)
         names += checked[key]
     if len(set(names)) < len(names):
         raise ValueError(f"`numbers` must have different names, got {names}")
@@ -328,21 +343,28 @@ def _check_columns(key: Any, baselines: Mapping[str, float], held: Named) -> Non
     """Check the input ``(B, n)`` of some numbers, or ``(B,)`` of one."""
     if key not in held:
         raise ValueError(f"`numbers` names the input {key!r}, and the inputs that are held are {list(held)}")
-    value = held[key]
-    if value.ndim > 2 or value[0].numel() != len(baselines):
-        words = f"a column for each of the numbers {list(baselines)}"
-        raise ValueError(f"input {key!r} must have shape (B, {len(baselines)}), {words}, got {tuple(value.shape)}")
+    value, count = held[key], len(baselines)
+    if value.ndim > 2 or value[0].numel() != count:
+        raise ValueError(
+            f"input {key!r} must have shape (B, {count}), a column for each of the numbers {list(baselines)}, got "
+            f"{tuple(value.shape)}"
+        )
+    if value.is_floating_point():
+        return
     for name, baseline in baselines.items():
-        if not baseline.is_integer() and not value.is_floating_point():
-            words = f"the baseline {baseline:g} of {name!r} is not a whole number: call .float()"
-            raise ValueError(f"input {key!r} is of {str(value.dtype)[6:]}, and {words}")
+        if not baseline.is_integer():
+            raise ValueError(
+                f"input {key!r} is of {str(value.dtype)[6:]}, and the baseline {baseline:g} of {name!r} is not a whole "
+                "number: call .float()"
+            )
 
 
 def _held(name: Any, value: Any, first: torch.Tensor) -> torch.Tensor:
     """Check a held input ``(B, ...)``."""
     if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != len(first):
-        words = f"a tensor with one row for each of {len(first)} cases"
-        raise ValueError(f"held input {name!r} must be {words}, got {_shape(value)}")
+        raise ValueError(
+            f"held input {name!r} must be a tensor with one row for each of {len(first)} cases, got {_shape(value)}"
+        )
     return plain(value).to(first.device)
 
 

@@ -20,7 +20,7 @@ import torch
 from monai_saliency.errors import AdviceError
 from monai_saliency.utils.arguments import require
 
-__all__ = ["MirroredNetwork", "NNUNetModel", "NNUNetNetwork", "network_of"]
+__all__ = ["MirroredNetwork", "NNUNetModel", "NNUNetNetwork"]
 
 #: nnU-Net's readers whose scans are read as they do it
 _READERS = ("SimpleITKIO", "SimpleITKIOWithReorient", "NibabelIO", "NibabelIOWithReorient")
@@ -65,19 +65,6 @@ class NNUNetNetwork(torch.nn.Module):
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
         """Compute the mean logits ``(B, classes, *spatial)`` of patches ``(B, C, *spatial)``."""
         return sum(member(patches) for member in self.members) / len(self.members)
-
-
-def network_of(predictor: Any, mirroring: bool) -> NNUNetNetwork:
-    """The folds of an ``nnUNetPredictor`` as one network, in evaluation mode."""
-    dims = len(predictor.configuration_manager.patch_size)
-    axes = predictor.allowed_mirroring_axes if mirroring else None
-    members = []
-    for weights in predictor.list_of_parameters:
-        # The predictor has one network, into which it loads one fold after the other.
-        network = copy.deepcopy(predictor.network)
-        network.load_state_dict(weights)
-        members.append(MirroredNetwork(network, axes or (), dims))
-    return NNUNetNetwork(members).eval()
 
 
 class NNUNetModel:
@@ -153,7 +140,14 @@ class NNUNetModel:
         """The folds' networks as one, in evaluation mode, on the CPU; ``mirroring`` averages logits over mirrored
         patches along the axes that the checkpoint allows.
         """
-        return network_of(self.predictor, mirroring)
+        axes = self.predictor.allowed_mirroring_axes if mirroring else None
+        members = []
+        for weights in self.predictor.list_of_parameters:
+            # The predictor has one network, into which it loads one fold after the other.
+            network = copy.deepcopy(self.predictor.network)
+            network.load_state_dict(weights)
+            members.append(MirroredNetwork(network, axes or (), len(self.patch_size)))
+        return NNUNetNetwork(members).eval()
 
 
 def _read_json(path: Path) -> Any:

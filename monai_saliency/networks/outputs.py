@@ -77,7 +77,8 @@ def in_parts(count: int, most: int, least: int, call: Callable[[list[int]], Any]
     for start in range(0, count, most):
         kept = min(most, count - start)
         size = max(kept, least)
-        output = rows(call([min(start + place, count - 1) for place in range(size)]), 0, kept, size)
+        places = [min(place, count - 1) for place in range(start, start + size)]
+        output = rows(call(places), 0, kept, size)
         outputs.append(tree_map(_copied, output))  # the next call may overwrite it
         counts.append(kept)
     return joined(outputs, counts)
@@ -122,22 +123,26 @@ def choices(output: Any) -> str:
 
 def shape(output: torch.Tensor) -> str:
     """A tensor's shape as text, with B for the batch axis: ``"(B, 3, 64, 64)"``."""
-    return f"({', '.join(['B', *map(str, output.shape[1:])])})" if output.ndim else "()"
+    if not output.ndim:
+        return "()"
+    sizes = ["B", *map(str, output.shape[1:])]
+    return f"({', '.join(sizes)})"
 
 
 def _is_list_of(kind: type, output: Any) -> bool:
-    return isinstance(output, (list, tuple)) and bool(output) and all(isinstance(part, kind) for part in output)
+    """Whether an output is a list of one or more parts of a kind."""
+    if not isinstance(output, (list, tuple)) or not output:
+        return False
+    return all(isinstance(part, kind) for part in output)
 
 
 def _by_image(output: Any, count: int) -> bool:
     """Whether a list has one entry per image: dictionaries, or tensors that are not batches themselves."""
     if _is_list_of(Mapping, output):
         return True
-    return (
-        _is_list_of(torch.Tensor, output)
-        and len(output) == count
-        and not all(part.ndim > 0 and len(part) == count for part in output)
-    )
+    if not _is_list_of(torch.Tensor, output) or len(output) != count:
+        return False
+    return any(part.ndim == 0 or len(part) != count for part in output)
 
 
 def _leaves(output: Any, count: int | None = None, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
