@@ -177,7 +177,8 @@ def _pose(rng: np.random.Generator, centre: np.ndarray) -> np.ndarray:
     """The (4, 4) matrix from template mm to scanner mm: the head lies differently in each scan."""
     scale = np.diag([*rng.uniform(0.93, 1.05, 3), 1])
     place = _shift(centre + rng.uniform(-15, 15, 3))
-    return place @ _rotation(rng, 10) @ scale @ _shift(-centre)
+    turn = _rotation(rng, 10)
+    return place @ turn @ scale @ _shift(-centre)
 
 
 def _grid(rng: np.random.Generator, pose: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -229,7 +230,8 @@ def _smooth_field(rng: np.random.Generator, shape: tuple[int, ...], order: int =
 
 def _sampled(template: _Template, points: np.ndarray) -> np.ndarray:
     """The template's intensity (N,) at places (3, N) in its mm."""
-    homogeneous = np.concatenate([points, np.ones((1, points.shape[1]))])
+    ones = np.ones((1, points.shape[1]))
+    homogeneous = np.concatenate([points, ones])
     voxels = np.linalg.inv(template.affine) @ homogeneous
     return ndimage.map_coordinates(template.intensity, voxels[:3], order=1)
 
@@ -278,14 +280,16 @@ def _vessel(rng: np.random.Generator, start: np.ndarray) -> np.ndarray:
 
 def _decoy(rng: np.random.Generator, points: np.ndarray, line: np.ndarray, radius: float) -> _Bright:
     """What lies within a radius of a line (M, 3)."""
-    low = line.min(axis=0) - radius - 2
-    high = line.max(axis=0) + radius + 2
-    is_near = (low[:, None] < points) & (high[:, None] > points)
+    margin = radius + 2
+    low = line.min(axis=0)[:, None] - margin
+    high = line.max(axis=0)[:, None] + margin
+    is_near = (low < points) & (high > points)
     near = np.flatnonzero(is_near.all(axis=0))
     places = points[:, near]
     distance, _ = cKDTree(line).query(places.T)
     share = np.clip(0.5 + (radius - distance) / 2, 0, 1)  # an edge 2 mm wide
-    return _Bright(near, share, _texture(rng, places - line[0][:, None], DECOY), line, radius)
+    intensity = _texture(rng, places - line[0][:, None], DECOY)
+    return _Bright(near, share, intensity, line, radius)
 
 
 def _lesion(rng: np.random.Generator, points: np.ndarray, template: _Template, taken: list[_Bright]) -> _Bright:
@@ -293,19 +297,23 @@ def _lesion(rng: np.random.Generator, points: np.ndarray, template: _Template, t
     axes = rng.uniform(7, 12) * rng.uniform(0.85, 1.15, 3)
     reach = 1.25 * axes.max() + 2  # as far out as the irregular boundary can reach
     places = np.argwhere(template.depth >= reach)
-    centre = _place(rng, places[_is_clear(places, template, taken, reach + CLEAR)], template)
+    is_clear = _is_clear(places, template, taken, reach + CLEAR)
+    centre = _place(rng, places[is_clear], template)
     turn = _rotation(rng, 180)[:3, :3]
 
-    squares = (points - centre[:, None]) ** 2
-    near = np.flatnonzero(np.sum(squares, axis=0) < (2 * axes.max()) ** 2)
-    offset = turn @ (points[:, near] - centre[:, None])
+    from_centre = points - centre[:, None]
+    squares = np.sum(from_centre**2, axis=0)
+    near = np.flatnonzero(squares < (2 * axes.max()) ** 2)
+    offset = turn @ from_centre[:, near]
     radius = np.linalg.norm(offset / axes[:, None], axis=0)  # 1 on the ellipsoid
-    direction = offset / np.maximum(np.linalg.norm(offset, axis=0), 1e-6)
+    distance = np.linalg.norm(offset, axis=0)
+    direction = offset / np.maximum(distance, 1e-6)
     ripple = _waves(rng, direction, 2, 5, 4)
 
     inside = (1 + 0.25 * ripple - radius) * axes.mean()  # about the depth under the lesion's surface, mm
     share = np.clip(0.5 + inside / 3, 0, 1)  # an edge 3 mm wide
-    return _Bright(near, share, _texture(rng, offset, LESION), centre[None], reach)
+    intensity = _texture(rng, offset, LESION)
+    return _Bright(near, share, intensity, centre[None], reach)
 
 
 def _texture(rng: np.random.Generator, offset: np.ndarray, lowest: float) -> np.ndarray:

@@ -103,12 +103,13 @@ class PerturbedImages(IterableDataset):
         for unit in self.units():
             values = self._item(unit.index)
             image = convert_to_tensor(values[self.image_key], track_meta=True)[None]
-            name = values.get("case") or image_file(image) or f"image {unit.index}"
+            name = str(values.get("case") or image_file(image) or f"image {unit.index}")
             labels = None if self.label_key is None else values[self.label_key]
+            case = Case.of(image, name=name, labels=labels)
             held = {key: values[key] for key in self.held_keys}
-            for mask, perturbed in self._perturbed(unit, image, Case.of(image, name=str(name), labels=labels)):
-                own = {self.image_key: perturbed, "case": str(name), "index": unit.index, "mask": mask}
-                yield held | own
+            for mask, perturbed in self._perturbed(unit, image, case):
+                place = {"case": name, "index": unit.index, "mask": mask}
+                yield {**held, self.image_key: perturbed, **place}
 
     def _item(self, index: int) -> Mapping[str, Any]:
         """An item of the cohort as a dictionary with all that is needed."""

@@ -136,7 +136,8 @@ def _place(
 def _spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:
     """The voxel sizes in mm by axis, as the header lists them where it does."""
     # MONAI's ITKReader has them as `spacing`.
-    listed = np.ravel(image.meta.get("pixdim", ()))[1:4].tolist() or np.ravel(image.meta.get("spacing", ())).tolist()
+    listed = np.ravel(image.meta.get("pixdim", ()))[1:4].tolist()
+    listed = listed or np.ravel(image.meta.get("spacing", ())).tolist()
     spacing = []
     for axis, size in enumerate(nib.affines.voxel_sizes(affine)[:3].tolist()):
         # The axes may have been turned: otherwise each has its own.

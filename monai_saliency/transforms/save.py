@@ -257,14 +257,15 @@ class SaveSaliencyd(MapTransform):
 
     def _shown(self, data: Mapping[Hashable, Any], key: Hashable, grid: _Grid, maps: np.ndarray) -> _Shown:
         """A case's maps ``(K, *spatial)``, which lie on the grid, with what is shown of them."""
-        case, error = str(data["case"]), data.get(error_key(str(key)))
-        if error is not None:
-            is_here = isinstance(error, torch.Tensor) and tuple(error.shape) == maps.shape and grid.holds(error)
-            error = error.numpy(force=True) if is_here else None
+        case = str(data["case"])
+        error = data.get(error_key(str(key)))
+        errors = None
+        if isinstance(error, torch.Tensor) and tuple(error.shape) == maps.shape and grid.holds(error):
+            errors = error.numpy(force=True)
         # A map that is not on its scan may have been moved in a way that no affine records.
         label = None if GRID_KEY in data else _label(case, data.get("label"), grid, data[key])
         legends = legends_of(data.get("explanation"), maps, self.scale)
-        return _Shown(case, str(key), grid, maps, grid.voxels(), error, label, legends)
+        return _Shown(case, str(key), grid, maps, grid.voxels(), errors, label, legends)
 
     def _draw(self, shown: _Shown, title: str, labels: list[str] | None) -> Path:
         """Draw the maps of a case, and return the file."""

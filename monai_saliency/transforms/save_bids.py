@@ -122,13 +122,18 @@ class SaveBidsd(MapTransform):
         """Write the maps of a key with their JSON files; ``scan`` is the path below the dataset's folder."""
         name = _NAME.fullmatch(scan_stem(scan))
         assert name is not None  # as its case
-        image, folder = cast(nib.Nifti1Image, nib.load(data[f"{key}_path"])), self.folder / scan.parent
+        folder = self.folder / scan.parent
+        image = cast(nib.Nifti1Image, nib.load(data[f"{key}_path"]))
         facts = self._facts(data, key)
         for place, facts_of_map in enumerate(facts):
-            stem = _file_name(name, f"{key}{place + 1}" if len(facts) > 1 else str(key))
+            label, one = str(key), image
+            if len(facts) > 1:
+                label, one = f"{key}{place + 1}", image.slicer[..., place]
+            stem = _file_name(name, label)
             with atomic_path(folder / f"{stem}.nii.gz") as temporary:
-                nib.save(image.slicer[..., place] if len(facts) > 1 else image, temporary)
-            _write_json(folder / f"{stem}.json", facts_of_map | {"Sources": [f"bids:raw:{scan.as_posix()}"]})
+                nib.save(one, temporary)
+            facts_of_map["Sources"] = [f"bids:raw:{scan.as_posix()}"]
+            _write_json(folder / f"{stem}.json", facts_of_map)
 
     def _facts(self, data: Mapping[Hashable, Any], key: Hashable) -> list[dict[str, Any]]:
         """How each map of a key was made, and of what; of maps next to the saliency map only what these share."""

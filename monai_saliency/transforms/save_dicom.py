@@ -121,25 +121,44 @@ class SaveDicomd(MapTransform):
 
     def _save(self, data: Mapping[Hashable, Any], key: Hashable) -> None:
         """Write a case's maps."""
-        case, saliency, files = str(data["case"]), data[key].detach().cpu(), series_files(case_name(data[key]))
-        maps, error, explanation = saliency.numpy(), data.get(error_key(str(key))), data.get("explanation")
+        case, explanation = str(data["case"]), data.get("explanation")
+        error = data.get(error_key(str(key)))
+        saliency = data[key].detach().cpu()
+        maps = saliency.numpy()
+        files = series_files(case_name(saliency))
         labels = ["saliency"] * len(maps)
         if explanation is not None and len(explanation.explained) == len(maps):
             labels = [f"saliency for {label_name(label)}" for label, *_ in explanation.explained]
-        for place, legend in enumerate(legends_of(explanation, maps, self.scale)):
-            base = case_file(self.output_dir, case, f"_{key}_{place + 1}" if len(maps) > 1 else f"_{key}")
-            one = MetaTensor(saliency.as_tensor()[place : place + 1], affine=saliency.affine)
-            errors = None if error is None else error[place : place + 1].numpy(force=True)
-            label = _short(labels[place])
-            if self.dicom:
-                save_parametric_map(base.with_name(f"{base.name}.dcm"), one, files, label)
-                save_secondary_capture(base.with_name(f"{base.name}_colour"), one, files, label, legend, errors)
-            if self.dicom_seg:
-                path = base.with_name(f"{base.name}_seg.dcm")
-                if not save_segmentation(path, one, files, self.dicom_seg, label, legend, errors):
-                    why = legend.verdict(maps[place], None if errors is None else errors[0])
-                    why = why or "nothing supports the score"
-                    logger.warning("case %s: %s is not written: %s", case, path.name, why)
+        legends = legends_of(explanation, maps, self.scale)
+        for place, legend in enumerate(legends):
+            part = slice(place, place + 1)
+            number = f"_{place + 1}" if len(maps) > 1 else ""
+            base = case_file(self.output_dir, case, f"_{key}{number}")
+            one = MetaTensor(saliency.as_tensor()[part], affine=saliency.affine)
+            errors = None if error is None else error[part].numpy(force=True)
+            self._save_map(case, base, one, files, _short(labels[place]), legend, errors)
+
+    def _save_map(
+        self,
+        case: str,
+        base: Path,
+        saliency: MetaTensor,
+        files: Sequence[Path],
+        label: str,
+        legend: Legend,
+        error: np.ndarray | None,
+    ) -> None:
+        """Write one map ``(1, *spatial)`` into files whose names begin with ``base``."""
+        if self.dicom:
+            save_parametric_map(base.with_name(f"{base.name}.dcm"), saliency, files, label)
+            save_secondary_capture(base.with_name(f"{base.name}_colour"), saliency, files, label, legend, error)
+        if not self.dicom_seg:
+            return
+        path = base.with_name(f"{base.name}_seg.dcm")
+        if not save_segmentation(path, saliency, files, self.dicom_seg, label, legend, error):
+            verdict = legend.verdict(saliency[0].numpy(), None if error is None else error[0])
+            reason = verdict or "nothing supports the score"
+            logger.warning("case %s: %s is not written: %s", case, path.name, reason)
 
     def withdraw(self, case: str) -> None:
         """Remove what an earlier run may have written of a case."""

@@ -75,13 +75,6 @@ class Legend:
     note: str = ""
     noise: float = 0.0
 
-    @property
-    def least(self) -> float:
-        """The absolute value below which nothing is coloured: a hundredth of the score's range, or of the scale."""
-        if self.span is None or not self.in_score_unit:
-            return TINY * self.scale
-        return TINY * min(self.scale, self.span)
-
     def is_nothing(self, saliency: np.ndarray) -> bool:
         """Whether no change reaches a hundredth of the score's range."""
         largest = _largest(saliency)
@@ -92,14 +85,20 @@ class Legend:
         return change < TINY * self.span
 
     def floor(self, has_error: bool) -> float:
-        """The absolute value below which nothing is coloured, from the map's noise if it has no standard error."""
-        return self.least if has_error else max(self.least, TIMES_ERROR * self.noise)
+        """The absolute value below which nothing is coloured: a hundredth of the scale or of the score's range, and two
+        times the map's noise if it has no standard error.
+        """
+        scale = self.scale
+        if self.span is not None and self.in_score_unit:
+            scale = min(scale, self.span)
+        return TINY * scale if has_error else max(TINY * scale, TIMES_ERROR * self.noise)
 
     def coloured(self, saliency: np.ndarray, error: np.ndarray | None) -> np.ndarray:
         """Which voxels ``(*spatial)`` of a map are coloured, by its standard error if it has one. In a map that may
         be chance, none is.
         """
-        if self.may_be_chance(saliency, error) or (not self.in_score_unit and self.is_nothing(saliency)):
+        shows_nothing = not self.in_score_unit and self.is_nothing(saliency)
+        if shows_nothing or self.may_be_chance(saliency, error):
             return np.zeros(saliency.shape, bool)
         return _reaches(saliency, self.floor(error is not None), error)
 
@@ -109,8 +108,10 @@ class Legend:
         """
         if _largest(saliency) <= _TIMES_NOISE * self.noise:
             return True
+        if error is None:
+            return False
         least = TINY * (self.span or self.scale) if self.in_score_unit else 0.0
-        return error is not None and not _reaches(saliency, least, error).any()
+        return not _reaches(saliency, least, error).any()
 
     def verdict(self, saliency: np.ndarray, error: np.ndarray | None) -> str:
         """A sentence about a map where nothing matters, or that may be chance; empty for others."""
@@ -180,8 +181,11 @@ def legends_of(
 def _sizes(explanation: Explanation) -> list[list[float]]:
     """For each map the largest change of the score by a mask of its own, the largest absolute score, and its noise."""
     changes = explanation.largest_changes.double().cpu()
-    noise = torch.zeros_like(changes) if explanation.noise is None else explanation.noise.double().cpu()
-    of_scores = torch.stack([changes, explanation.largest_scores.double().cpu(), noise.nan_to_num()])
+    sizes = explanation.largest_scores.double().cpu()
+    noises = torch.zeros_like(changes)
+    if explanation.noise is not None:
+        noises = explanation.noise.double().cpu().nan_to_num()
+    of_scores = torch.stack([changes, sizes, noises])
     maps_of_each = len(explanation.explained) // len(changes)
     return of_scores.repeat_interleave(maps_of_each, dim=1).tolist()
 
@@ -195,7 +199,9 @@ def _reaches(saliency: np.ndarray, least: float, error: np.ndarray | None) -> np
     """Which voxels reach an absolute value, and two standard errors where these are known."""
     size = np.abs(saliency)
     is_large = np.isfinite(size) & (size >= least)
-    return is_large if error is None else is_large & (size >= TIMES_ERROR * error)
+    if error is None:
+        return is_large
+    return is_large & (size >= TIMES_ERROR * error)
 
 
 def rounded_up(value: float) -> float:
@@ -237,7 +243,8 @@ def gray_window(scan: np.ndarray) -> tuple[float, float]:
 
 def opacities(saliency: np.ndarray, coloured: np.ndarray, scale: float) -> np.ndarray:
     """How opaque each voxel's colour is, in [0, 1]."""
-    strength = np.sqrt(np.clip(np.abs(np.nan_to_num(saliency)) / scale, 0, 1))
+    size = np.abs(np.nan_to_num(saliency, posinf=0, neginf=0))
+    strength = np.sqrt(np.clip(size / scale, 0, 1))
     weakest, strongest = _OPACITY
     return np.where(coloured, weakest + (strongest - weakest) * strength, 0.0)
 
@@ -247,7 +254,8 @@ def colour_map(scale: float) -> tuple[Any, Any]:
     colors = require("matplotlib.colors", extra="bundle")
     # Two stops at the middle: no colour is between the weakest cold and the weakest warm one.
     places = [*np.linspace(0, 0.5, len(COLD)), *np.linspace(0.5, 1, len(WARM))]
-    cmap = colors.LinearSegmentedColormap.from_list("saliency", list(zip(places, COLD + WARM, strict=True)), N=512)
+    stops = list(zip(places, COLD + WARM, strict=True))
+    cmap = colors.LinearSegmentedColormap.from_list("saliency", stops, N=512)
     norm = colors.FuncNorm((_signed_root, _signed_square), vmin=-scale, vmax=scale)
     return cmap, norm
 
@@ -262,9 +270,11 @@ def _signed_square(values: np.ndarray) -> np.ndarray:
 
 def blended(gray: np.ndarray, saliency: np.ndarray, coloured: np.ndarray, scale: float) -> np.ndarray:
     """A picture of a map over its scan, ``(rows, columns, 3)`` in uint8. The scan, in [0, 1], may have colours too."""
-    scan = gray if gray.ndim > saliency.ndim else gray[..., None]
+    scan = np.clip(gray, 0, 1)
+    if scan.ndim == saliency.ndim:
+        scan = scan[..., None]
     cmap, norm = colour_map(scale)
     colours = cmap(norm(saliency))[..., :3]
     alpha = opacities(saliency, coloured, scale)[..., None]
-    mixed = (1 - alpha) * np.clip(scan, 0, 1) + alpha * colours
+    mixed = (1 - alpha) * scan + alpha * colours
     return np.rint(255 * mixed).astype(np.uint8)

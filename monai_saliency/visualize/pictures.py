@@ -46,8 +46,9 @@ class _Plane:
     @property
     def extent(self) -> tuple[float, float, float, float]:
         """Left, right, bottom and top in mm."""
-        across, up = self.layers["scan"].shape
-        return (0, across * self.edges[0], 0, up * self.edges[1])
+        columns, rows = self.layers["scan"].shape
+        width, height = self.edges
+        return 0, columns * width, 0, rows * height
 
 
 @dataclass(frozen=True)
@@ -112,28 +113,31 @@ def plot_saliency(
     # A bare Figure needs no pyplot, whose state is shared between threads and needs closing.
     figure_type = require("matplotlib.figure", extra="bundle").Figure
     legends = legends or legends_of(None, maps, scale)
+    errors = [None] * len(maps) if standard_error is None else standard_error
     rows = []
-    for place, (legend, saliency) in enumerate(zip(legends, maps, strict=True)):
-        error = None if standard_error is None else standard_error[place]
+    for legend, saliency, error in zip(legends, maps, errors, strict=True):
         coloured = legend.coloured(saliency, error)
+        verdict = legend.verdict(saliency, error)
         planes = _planes(scan, saliency, coloured, label, affine)
-        rows.append(_Row(saliency, legend, legend.verdict(saliency, error), bool(coloured.any()), planes))
+        rows.append(_Row(saliency, legend, verdict, bool(coloured.any()), planes))
     columns = len(rows[0].planes)
-    width = 3.2 * columns + 1.2
-    figure = figure_type(figsize=(width, 3.4 * len(rows) + 0.5), layout="constrained", facecolor="white", dpi=_DPI)
+    width, height = 3.2 * columns + 1.2, 3.4 * len(rows) + 0.5
+    figure = figure_type(figsize=(width, height), layout="constrained", facecolor="white", dpi=_DPI)
+    heading = _wrapped(_heading(title, rows), int(12 * width))
     # Fonts have no character for the bytes of a file name that is not UTF-8, and a name with dollars is not a formula.
-    text = _wrapped(_heading(title, rows), int(12 * width)).encode(errors="replace").decode()
-    figure.suptitle(text, fontsize=10, parse_math=False)
+    figure.suptitle(heading.encode(errors="replace").decode(), fontsize=10, parse_math=False)
     widths = [plane.extent[1] for plane in rows[0].planes]
     axes = figure.subplots(len(rows), columns, squeeze=False, width_ratios=widths)
     window = gray_window(scan)
-    has_error, has_label = standard_error is not None, label is not None and bool(np.any(label))
+    has_error = standard_error is not None
+    has_label = label is not None and bool(np.any(label))
     for place, row in enumerate(rows):
         for ax, plane in zip(axes[place], row.planes, strict=True):
             drawn = _draw(ax, plane, window, row)
         bar = _bar(figure, drawn, axes[place].tolist(), row, row.legend.floor(has_error))
-        words = [labels[place] if labels else row.legend.words, *row.legend.small_print(has_error, has_label)]
-        bar.set_label(_wrapped(words, 54), fontsize=8, parse_math=False)
+        words = labels[place] if labels else row.legend.words
+        lines = [words, *row.legend.small_print(has_error, has_label)]
+        bar.set_label(_wrapped(lines, 54), fontsize=8, parse_math=False)
     return figure
 
 
@@ -166,21 +170,27 @@ def _wrapped(lines: Sequence[str], width: int) -> str:
 
 def _draw(ax: Any, plane: _Plane, window: tuple[float, float], row: _Row) -> Any:
     """Draw one plane of a row, with lines through its peak, and return the map's drawing for the colour bar."""
-    ax.set_facecolor("black")  # where the scan is NaN
+    scan, saliency, coloured = (plane.layers[name].T for name in ("scan", "saliency", "coloured"))
     place = {"origin": "lower", "extent": plane.extent}
-    ax.imshow(plane.layers["scan"].T, cmap="gray", vmin=window[0], vmax=window[1], **place)
-    shown = np.nan_to_num(plane.layers["saliency"].T, posinf=0, neginf=0)
+    ax.set_facecolor("black")  # where the scan is NaN
+    ax.imshow(scan, cmap="gray", vmin=window[0], vmax=window[1], **place)
     cmap, norm = colour_map(row.legend.scale)
-    alpha = opacities(shown, plane.layers["coloured"].T, row.legend.scale)
-    drawn = ax.imshow(shown, cmap=cmap, norm=norm, alpha=alpha, interpolation="bilinear", **place)
+    drawn = ax.imshow(
+        np.nan_to_num(saliency, posinf=0, neginf=0),
+        cmap=cmap,
+        norm=norm,
+        alpha=opacities(saliency, coloured, row.legend.scale),
+        interpolation="bilinear",
+        **place,
+    )
     if "label" in plane.layers:
         _outline(ax, plane)
     if row.is_coloured:
-        x = (plane.peak[0] + 0.5) * plane.edges[0]
-        y = (plane.peak[1] + 0.5) * plane.edges[1]
+        x, y = (np.array(plane.peak) + 0.5) * plane.edges
         ax.axvline(x, color="lime", linewidth=0.5)
         ax.axhline(y, color="lime", linewidth=0.5)
-    ax.set(xticks=[], yticks=[], xlabel=plane.across, ylabel=plane.up, xlim=plane.extent[:2], ylim=plane.extent[2:])
+    ax.set(xticks=[], yticks=[], xlabel=plane.across, ylabel=plane.up)
+    ax.set(xlim=plane.extent[:2], ylim=plane.extent[2:])
     ax.set_title(plane.name, fontsize=8)
     return drawn
 
@@ -193,23 +203,29 @@ def _outline(ax: Any, plane: _Plane) -> None:
     width, height = plane.edges
     _, right, _, top = plane.extent
     extent = (-width, right + width, -height, top + height)
+    halo = effects.withStroke(linewidth=1.8, foreground="black")
     numbers = np.unique(label[label != 0])
-    parts = [label != 0] if len(numbers) > _MANY_LABELS else [label == number for number in numbers]
+    parts = [label == number for number in numbers]
+    if len(numbers) > _MANY_LABELS:
+        parts = [label != 0]
     for part in parts:
         lines = ax.contour(part, levels=[0.5], origin="lower", extent=extent, colors="white", linewidths=0.8)
-        lines.set(path_effects=[effects.withStroke(linewidth=1.8, foreground="black")])
+        lines.set(path_effects=[halo])
 
 
 def _bar(figure: Figure, drawn: Any, axes: list[Any], row: _Row, floor: float) -> Any:
     """The colour bar of a row, gray below the floor. It ends in a point where the map goes beyond the scale."""
-    legend, values = row.legend, row.saliency[np.isfinite(row.saliency)]
+    legend = row.legend
     largest = legend.scale * (1 + 1e-6)
-    is_above, is_below = values.max(initial=0) > largest, values.min(initial=0) < -largest
-    extend = ("both" if is_below else "max") if is_above else "min" if is_below else "neither"
+    values = row.saliency[np.isfinite(row.saliency)]
+    is_below, is_above = bool(values.min(initial=0) < -largest), bool(values.max(initial=0) > largest)
+    ends = {(False, False): "neither", (False, True): "max", (True, False): "min", (True, True): "both"}
+    extend = ends[is_below, is_above]
     bar: Any = figure.colorbar(drawn, ax=axes, shrink=0.8, extend=extend)
     # Without this the bar would be as transparent as the map.
     bar.solids.set_alpha(1)
-    bar.set_ticks(legend.scale * np.array([-1, -0.5, -0.1, 0, 0.1, 0.5, 1] if legend.signed else [0, 0.1, 0.5, 1]))
+    ticks = legend.scale * np.array([-1, -0.5, -0.1, 0, 0.1, 0.5, 1])
+    bar.set_ticks(ticks if legend.signed else ticks[3:])
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     bar.minorticks_off()
     gray = min(floor, legend.scale)
@@ -245,14 +261,17 @@ def _three_planes(layers: Mapping[str, np.ndarray], focus: tuple[int, ...], affi
     # The voxel is found before reordering: in a flat map, reordering could choose another one.
     mm = affine @ [*focus, 1]
     turn = nib.io_orientation(affine)
-    turned = affine @ nib.orientations.inv_ornt_aff(turn, layers["scan"].shape)
+    back = nib.orientations.inv_ornt_aff(turn, layers["scan"].shape)
+    turned = affine @ back
     volumes = {name: nib.apply_orientation(volume, turn) for name, volume in layers.items()}
     edges = nib.affines.voxel_sizes(turned)
-    place = np.rint(np.linalg.inv(turned) @ mm).astype(int).tolist()
+    voxel = np.linalg.inv(turned) @ mm
+    place = np.rint(voxel).astype(int).tolist()
     planes = []
     for name, axis, across, up in _PLANES:
         parts = {layer: volume.take(place[axis], axis) for layer, volume in volumes.items()}
-        sizes, crossing = (edges[across], edges[up]), (place[across], place[up])
+        sizes = edges[across], edges[up]
+        crossing = place[across], place[up]
         title = f"{name}, {'xyz'[axis]} = {round(mm[axis])} mm"
         planes.append(_Plane(parts, sizes, crossing, title, _AXES[across], _AXES[up]))
     return planes

@@ -169,19 +169,24 @@ def _cohort_page(cohort: Cohort, title: str, thumbnails: Mapping[str, Sequence[s
 def _figures(cohort: Cohort) -> list[str]:
     """What the header counts: cases, failures, peaks in the label, and the price of the run."""
     explained = [case.rows for case in cohort.cases if case.rows]
-    failed = sum(case.failure is not None for case in cohort.cases)
-    figures = [f"{len(explained)} {'case' if len(explained) == 1 else 'cases'} explained", f"{failed} failed"]
-    in_label = [row["peak_in_label"] for rows in explained for row in rows if row.get("peak_in_label")]
-    if in_label:
-        figures.append(f"{in_label.count('True')} of {len(in_label)} peaks in the label")
-    if images := _total(explained, "images"):
+    failed = [case for case in cohort.cases if case.failure is not None]
+    cases = "case" if len(explained) == 1 else "cases"
+    figures = [f"{len(explained)} {cases} explained", f"{len(failed)} failed"]
+    in_label = [row.get("peak_in_label", "") for rows in explained for row in rows]
+    inside, outside = in_label.count("True"), in_label.count("False")
+    if inside or outside:
+        figures.append(f"{inside} of {inside + outside} peaks in the label")
+    images, forwards, seconds = (_total(explained, column) for column in ("images", "forwards", "seconds"))
+    if images:
         figures.append(f"{images:,.0f} images scored")
-    return [*figures, f"this run {_total(explained, 'forwards'):,.0f} forwards, {_total(explained, 'seconds'):,.0f} s"]
+    figures.append(f"this run {forwards:,.0f} forwards, {seconds:,.0f} s")
+    return figures
 
 
 def _total(cases: Sequence[Sequence[Row]], column: str) -> float:
     """The sum of a column over cases, each of which has it in its first row."""
-    return float(np.nansum([float(rows[0].get(column) or 0) for rows in cases]))
+    values = [float(rows[0].get(column) or 0) for rows in cases]
+    return float(np.nansum(values))
 
 
 def _runs(rows: Sequence[Row], settings: Mapping[str, Mapping[str, str]]) -> list[tuple[str, Mapping[str, str], Row]]:

@@ -32,17 +32,20 @@ class MapFile:
     def __init__(self, path: Path, count: int) -> None:
         self.count = count
         self._image = load_scan(path)
-        whole = self._image.shape
-        self.shape: tuple[int, ...] = whole[:-1] if count > 1 else whole
+        whole: tuple[int, ...] = self._image.shape
+        self.shape = whole[:-1] if count > 1 else whole
         self.affine = np.asarray(self._image.affine, np.float64)
-        if len(self.shape) not in (2, 3) or (count > 1 and whole[-1] != count):
+        has_all = count == 1 or whole[-1] == count
+        if not has_all or len(self.shape) not in (2, 3):
             raise ValueError(f"{path} has shape {whole}, where summary.csv has {count} maps of 2D or 3D images")
 
     def read(self, part: tuple[slice, ...] = ()) -> np.ndarray:
         """The maps ``(count, *spatial)``, float32, or a part of each."""
         place = (*part, ...)
         voxels = np.asarray(self._image.dataobj[place], dtype=np.float32)
-        return np.moveaxis(voxels, -1, 0) if self.count > 1 else voxels[None]
+        if self.count == 1:
+            return voxels[None]
+        return np.moveaxis(voxels, -1, 0)
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,10 @@ class CaseFiles:
         if not path.is_file():
             raise ValueError("its map is not in the folder any more")
         maps = MapFile(path, len(self.rows))
-        errors = MapFile(error_path, len(self.rows)) if error_path.is_file() else None
-        return maps, errors if errors is not None and errors.shape == maps.shape else None
+        if not error_path.is_file():
+            return maps, None
+        errors = MapFile(error_path, len(self.rows))
+        return maps, errors if errors.shape == maps.shape else None
 
     @property
     def legends(self) -> list[Legend]:
@@ -154,8 +159,11 @@ def _shown_row(row: Row, kept: KeptScan | None) -> Row:
     if kept is None:
         return row
     names, predicted = kept.class_names, row.get("prediction", "")
-    shown = {**row, "class_name": names.get(row.get("class", ""), ""), "prediction": names.get(predicted, predicted)}
-    return shown | {"peak_z_mm": ""} if len(kept.shape) == 2 else shown
+    shown = {**row, "class_name": names.get(row.get("class", ""), "")}
+    shown["prediction"] = names.get(predicted, predicted)
+    if len(kept.shape) == 2:
+        shown["peak_z_mm"] = ""
+    return shown
 
 
 def class_words(row: Row) -> str:
@@ -169,8 +177,10 @@ def class_words(row: Row) -> str:
 
 def beyond(row: Row) -> bool:
     """Whether a map has values above the range of its score, such as 1.3 for a probability."""
-    values = [abs(float(row.get(name) or 0)) for name in ("peak_saliency", "lowest_saliency")]
-    return row.get("unit") in _OF_ONE and max(values) > 1 + 1e-6
+    if row.get("unit") not in _OF_ONE:
+        return False
+    values = [float(row.get(column) or 0) for column in ("peak_saliency", "lowest_saliency")]
+    return max(map(abs, values)) > 1 + 1e-6
 
 
 def number(text: Any, digits: int = 3) -> str:

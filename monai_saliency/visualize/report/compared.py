@@ -129,6 +129,10 @@ class _Maps:
         """``(K, *spatial)``."""
         return self.file.read()
 
+    def meaning(self, place: int) -> str:
+        """What the values of a map are; empty where no scan was kept."""
+        return "".join(legend.words for legend in self.case.legends[place : place + 1])
+
     @cached_property
     def places(self) -> dict[str, int]:
         """By the class's number: one run may know names that another does not."""
@@ -151,13 +155,13 @@ def _compared(ours: _Maps, theirs: _Maps, words: str, run: str) -> Compared:
     rows = ours.case.rows[i], theirs.case.rows[j]
     pictures = [*ours.pictures[i : i + 1], *theirs.pictures[j : j + 1]]
     problem = _difference(*rows)
-    agreement = None
-    if not problem:
-        agreement = map_agreement(ours.values[i], theirs.values[j], ours.file.affine)
-        meanings = [legend.words for legend in (*ours.case.legends[i : i + 1], *theirs.case.legends[j : j + 1])]
-        if len({*meanings}) > 1:  # such as a change of the score and a variance
-            agreement = replace(agreement, difference=math.nan)
-    return Compared(ours.case.case, run, words, rows, agreement, problem, pictures)
+    found = Compared(ours.case.case, run, words, rows, problem=problem, thumbnails=pictures)
+    if problem:
+        return found
+    agreement = map_agreement(ours.values[i], theirs.values[j], ours.file.affine)
+    if ours.meaning(i) != theirs.meaning(j):  # such as a change of the score and a variance
+        agreement = replace(agreement, difference=math.nan)
+    return replace(found, agreement=agreement)
 
 
 def _difference(first: Row, second: Row) -> str:

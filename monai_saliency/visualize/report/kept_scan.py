@@ -127,9 +127,9 @@ class KeptScan:
 
 def case_id(case: str) -> str:
     """The name of a case's files in a report: readable, safe in a path, and different for each case."""
-    mark = hashlib.sha256(case.encode(errors="surrogateescape")).hexdigest()[:8]
-    readable = re.sub("[^A-Za-z0-9_]+", "-", case)[-60:].strip("-")
-    return f"{readable}-{mark}".lstrip("-")
+    digest = hashlib.sha256(case.encode(errors="surrogateescape")).hexdigest()
+    readable = re.sub("[^A-Za-z0-9_]+", "-", case)[-60:]
+    return f"{readable.strip('-')}-{digest[:8]}".lstrip("-")
 
 
 def kept_path(folder: str | Path, case: str) -> Path:
@@ -156,7 +156,9 @@ def _codes(scan: np.ndarray, is_colour: bool) -> tuple[np.ndarray, float, float]
     """A scan as whole numbers: the codes, the step between them, and the value of code 0."""
     voxels = scan.astype(np.float64)
     finite = voxels[np.isfinite(voxels)]
-    low, usual, most, high = np.percentile(finite if finite.size else [0.0], [0, 0.1, 99.9, 100]).tolist()
+    if not finite.size:
+        finite = np.zeros(1)
+    low, usual, most, high = np.percentile(finite, [0, 0.1, 99.9, 100]).tolist()
     voxels = np.nan_to_num(voxels, nan=low, posinf=high, neginf=low)
     if is_colour and low >= 0 and high <= 255:
         low, step = 0.0, 1.0
@@ -166,7 +168,8 @@ def _codes(scan: np.ndarray, is_colour: bool) -> tuple[np.ndarray, float, float]
         step = max((most - usual) / _LEVELS, (high - low) / _INT16) or 1.0
         if np.array_equal(voxels, np.rint(voxels)):
             step = max(float(np.ceil(step)), 1.0)
-    return np.rint((voxels - low) / step).astype(np.uint8 if is_colour else np.int16), step, low
+    codes = np.rint((voxels - low) / step)
+    return codes.astype(np.uint8 if is_colour else np.int16), step, low
 
 
 def _label_codes(label: np.ndarray) -> np.ndarray | None:

@@ -45,6 +45,21 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class _Map:
+    """A map: the id of its case, its place among the case's maps, and its row."""
+
+    case: str
+    place: int
+    row: Row
+
+    @property
+    def address(self) -> str:
+        """The address of its page."""
+        page = f"cases/{self.case}.html"
+        return f"{page}#map={self.place}" if self.place else page
+
+
+@dataclass(frozen=True)
 class _Axis:
     """A column of ``summary.csv`` as an axis: its words, and its limits, by default the lowest and highest value."""
 
@@ -57,14 +72,19 @@ class _Axis:
         text = row.get(self.column) or "nan"
         return float({"True": "1", "False": "0"}.get(text, text))
 
+    def words_of(self, row: Row) -> str:
+        """The value of a row in words."""
+        return f"{self.words} {number(row[self.column])}"
+
     def placed(self, values: Sequence[float], digits: int) -> tuple[list[float], list[tuple[float, str]]]:
         """The places of values in [0, 1], and three ticks."""
         low, high = self.limits or (min(values, default=0.0), max(values, default=0.0))
         if high <= low:
             margin = abs(low) or 1.0
             low, high = low - margin, high + margin
-        ticks = [(share, number(low + share * (high - low), digits)) for share in (0.0, 0.5, 1.0)]
-        return [(value - low) / (high - low) for value in values], ticks
+        span = high - low
+        ticks = [(share, number(low + share * span, digits)) for share in (0.0, 0.5, 1.0)]
+        return [(value - low) / span for value in values], ticks
 
 
 _SCORE = _Axis("score", "score")
@@ -72,33 +92,38 @@ _SCORE = _Axis("score", "score")
 
 def cohort_plots(cohort: Cohort) -> list[Plot]:
     """The plots of a cohort that have points: score and peak for each unit, agreement with the label, and cost."""
-    maps = [(case.id, place, row) for case in cohort.cases for place, row in enumerate(case.rows)]
+    maps = [_Map(case.id, place, row) for case in cohort.cases for place, row in enumerate(case.rows)]
     plots = []
-    for unit in dict.fromkeys(row.get("unit", "") for *_, row in maps):
-        of_unit = [each for each in maps if each[2].get("unit", "") == unit]
-        plots.append(_plot("Score and peak", of_unit, _SCORE, _Axis("peak_saliency", f"peak ({unit or 'score'})")))
+    for unit in dict.fromkeys(each.row.get("unit", "") for each in maps):
+        of_unit = [each for each in maps if each.row.get("unit", "") == unit]
+        peak = _Axis("peak_saliency", f"peak ({unit or 'score'})")
+        plots.append(_plot("Score and peak", of_unit, _SCORE, peak))
     for column, words in _AGREEMENT.items():
-        if any(row.get(column) for *_, row in maps):
-            plots.append(_plot("Agreement with the label", maps, _SCORE, _Axis(column, words, (0.0, 1.0))))
+        if any(each.row.get(column) for each in maps):
+            agreement = _Axis(column, words, (0.0, 1.0))
+            plots.append(_plot("Agreement with the label", maps, _SCORE, agreement))
             break
-    plots.append(_plot("Cost of this run", maps, _Axis("forwards", "forwards"), _Axis("seconds", "seconds")))
+    cost = _Axis("forwards", "forwards"), _Axis("seconds", "seconds")
+    plots.append(_plot("Cost of this run", maps, *cost))
     return [plot for plot in plots if plot.points]
 
 
-def _plot(title: str, maps: Sequence[tuple[str, int, Row]], across: _Axis, up: _Axis) -> Plot:
-    """A plot of maps, each given by its case's id, its place in the case, and its row."""
-    drawn = [each for each in maps if math.isfinite(across.value(each[2])) and math.isfinite(up.value(each[2]))]
-    lefts, x_ticks = across.placed([across.value(row) for *_, row in drawn], 3)
-    heights, y_ticks = up.placed([up.value(row) for *_, row in drawn], 2)
+def _plot(title: str, maps: Sequence[_Map], across: _Axis, up: _Axis) -> Plot:
+    """A plot of the maps that have values on both axes."""
+    drawn, x_values, y_values = [], [], []
+    for each in maps:
+        x, y = across.value(each.row), up.value(each.row)
+        if math.isfinite(x) and math.isfinite(y):
+            drawn.append(each)
+            x_values.append(x)
+            y_values.append(y)
+    lefts, x_ticks = across.placed(x_values, 3)
+    heights, y_ticks = up.placed(y_values, 2)
     points = []
-    for (case, place, row), left, height in zip(drawn, lefts, heights, strict=True):
-        address = f"cases/{case}.html"
-        if place:
-            address += f"#map={place}"
-        figures = ", ".join(f"{axis.words} {number(row[axis.column])}" for axis in (across, up))
-        points.append(
-            Point(left, height, address, f"{row['case']}, {class_words(row)}: {figures}", bool(row["verdict"]))
-        )
+    for each, left, height in zip(drawn, lefts, heights, strict=True):
+        figures = f"{across.words_of(each.row)}, {up.words_of(each.row)}"
+        words = f"{each.row['case']}, {class_words(each.row)}: {figures}"
+        points.append(Point(left, height, each.address, words, bool(each.row["verdict"])))
     return Plot(title, across.words, up.words, points, (x_ticks, y_ticks))
 
 

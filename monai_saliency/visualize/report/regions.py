@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,12 +22,14 @@ def region_bars(regions: Sequence[Row]) -> list[tuple[str, list[tuple[float, Row
     """A bar chart for each map of regions: its words, the values, the largest contributions first, and the largest."""
     maps: dict[str, list[tuple[float, Row]]] = {}
     for row in regions:
-        value = np.nan_to_num(float(row.get("saliency") or 0), posinf=0, neginf=0)
-        maps.setdefault(class_words(row), []).append((float(value), row))
+        value = float(row.get("saliency") or 0)
+        bar = (value if math.isfinite(value) else 0.0, row)
+        maps.setdefault(class_words(row), []).append(bar)
     charts = []
     for words, bars in maps.items():
         bars.sort(key=lambda bar: -abs(bar[0]))
-        charts.append((words, bars, abs(bars[0][0]) or 1.0))
+        largest = abs(bars[0][0])
+        charts.append((words, bars, largest or 1.0))
     return charts
 
 
@@ -46,20 +49,29 @@ def cohort_regions(cohort: Cohort) -> list[dict[str, Any]]:
         scores = {class_words(row): row for row in case.rows}
         for row in case.label_regions:
             known = {**scores.get(class_words(row), {}), **row}
-            groups.setdefault(tuple(known.get(column, "") for column in _SAME), []).append(row)
+            same = tuple(known.get(column, "") for column in _SAME)
+            groups.setdefault(same, []).append(row)
     means = []
     for same, rows in groups.items():
-        class_name = max(row.get("class_name", "") for row in rows)
-        figures = (*_mean_and_spread(rows, "saliency"), *_mean_and_spread(rows, "mass"))
-        means.append(dict(zip(COHORT_REGION_COLUMNS, (*same, class_name, len(rows), *figures), strict=True)))
+        figures: dict[str, Any] = dict(zip(_SAME, same, strict=True))
+        figures["class_name"] = max(row.get("class_name", "") for row in rows)
+        figures["cases"] = len(rows)
+        figures["saliency_mean"], figures["saliency_sd"] = _mean_and_spread(rows, "saliency")
+        figures["mass_mean"], figures["mass_sd"] = _mean_and_spread(rows, "mass")
+        means.append(figures)
     return means
 
 
 def _mean_and_spread(rows: Sequence[Row], column: str) -> tuple[float | str, float | str]:
     """The mean of a column and its standard deviation of a sample; empty where they are not known."""
     values = [float(row[column]) for row in rows if row[column]]
-    mean = float(np.mean(values)) if values else ""
-    return mean, float(np.std(values, ddof=1)) if len(values) > 1 else ""
+    mean: float | str = ""
+    spread: float | str = ""
+    if values:
+        mean = float(np.mean(values))
+    if len(values) > 1:
+        spread = float(np.std(values, ddof=1))
+    return mean, spread
 
 
 def region_panels(means: Sequence[dict[str, Any]]) -> list[tuple[str, list[str], list[tuple[str, list[Any]]], float]]:
@@ -73,12 +85,14 @@ def region_panels(means: Sequence[dict[str, Any]]) -> list[tuple[str, list[str],
     panels = []
     for words, rows in scores.items():
         cells = {(class_words(row), _region(row)): row for row in rows}
-        regions = [name for _, name in sorted({(int(row["region"]), _region(row)) for row in rows})]
+        by_number = {(int(row["region"]), _region(row)) for row in rows}
+        regions = [name for _, name in sorted(by_number)]
         lines = []
         for explained in sorted({class_words(row) for row in rows}):
-            lines.append((explained, [cells.get((explained, region)) for region in regions]))
-        largest = max(abs(row["saliency_mean"]) for row in rows) or 1.0
-        panels.append((words, regions, lines, largest))
+            line = [cells.get((explained, region)) for region in regions]
+            lines.append((explained, line))
+        largest = max(abs(row["saliency_mean"]) for row in rows)
+        panels.append((words, regions, lines, largest or 1.0))
     return panels
 
 

@@ -94,7 +94,7 @@ class Shown:
             "stride": kept.stride,
             "affine": kept.affine.tolist(),
             "inverse": np.linalg.inv(kept.affine).tolist(),
-            "spacing": np.linalg.norm(kept.affine[:3, :dims], axis=0).tolist(),
+            "spacing": nib.affines.voxel_sizes(kept.affine)[:dims].tolist(),
             "axes": axes,
             "rowsDown": kept.rows_down,
             "step": kept.step,
@@ -104,7 +104,8 @@ class Shown:
         """PNG files, one for each of the first maps."""
         low, high = self._window
         gray = (self.kept.values - low) / (high - low)
-        return [_thumbnail(self.kept, gray, layer) for layer in self.layers[:_MOST_THUMBNAILS]]
+        first = self.layers[:_MOST_THUMBNAILS]
+        return [_thumbnail(self.kept, gray, layer) for layer in first]
 
     @cached_property
     def _window(self) -> tuple[float, float]:
@@ -136,7 +137,8 @@ def _encoded(kept: KeptScan, values: np.ndarray) -> str:
     """A map in int16, in steps of a thousandth of its largest absolute value."""
     largest = np.abs(values).max(initial=0)
     step = float(np.float32(largest / _LEVELS)) or 1.0
-    return _embedded(kept, np.rint(values / step).astype(np.int16), step)
+    codes = np.rint(values / step).astype(np.int16)
+    return _embedded(kept, codes, step)
 
 
 def _embedded(kept: KeptScan, codes: np.ndarray, step: float = 1.0, low: float = 0.0) -> str:
@@ -153,21 +155,22 @@ def _embedded(kept: KeptScan, codes: np.ndarray, step: float = 1.0, low: float =
 
 def _thumbnail(kept: KeptScan, gray: np.ndarray, layer: _Layer) -> bytes:
     """The plane through the focus as a PNG file: axial, from the feet's side up, or the 2D image."""
-    spacing = np.linalg.norm(kept.affine[:3, : len(kept.shape)], axis=0) * kept.stride
-    scan, values, coloured = gray, layer.values, layer.coloured
+    spacing = nib.affines.voxel_sizes(kept.affine)[: len(kept.shape)] * kept.stride
+    planes = [gray, layer.values, layer.coloured]
     if len(kept.shape) == 3:
         turn = nib.io_orientation(kept.affine)
         across, down, through = np.argsort(turn[:, 0])
         spacing = spacing[[across, down]]
-        plane = [layer.focus[through]]
-        scan, values, coloured = (
-            nib.apply_orientation(volume.take(plane, through), turn)[:, :, 0] for volume in (scan, values, coloured)
-        )
-    picture = blended(_upright(scan, kept), _upright(values, kept), _upright(coloured, kept), layer.scale)
+        place = layer.focus[through]
+        slabs = [volume.take([place], through) for volume in planes]
+        planes = [nib.apply_orientation(slab, turn)[:, :, 0] for slab in slabs]
+    scan, values, coloured = (_upright(plane, kept) for plane in planes)
+    picture = blended(scan, values, coloured, layer.scale)
     image = require("PIL.Image", extra="bundle").fromarray(picture)
-    width = round(_THUMBNAIL * image.width * spacing[0] / (image.height * spacing[1]))
+    aspect = image.width * spacing[0] / (image.height * spacing[1])
+    width = max(1, min(2 * _THUMBNAIL, round(_THUMBNAIL * aspect)))
     file = io.BytesIO()
-    image.resize((max(1, min(2 * _THUMBNAIL, width)), _THUMBNAIL), resample=0).save(file, format="png")
+    image.resize((width, _THUMBNAIL), resample=0).save(file, format="png")
     return file.getvalue()
 
 
