@@ -129,6 +129,8 @@ class SaveDicomd(MapTransform):
         labels = ["saliency"] * len(maps)
         if explanation is not None and len(explanation.explained) == len(maps):
             labels = [f"saliency for {label_name(label)}" for label, *_ in explanation.explained]
+        # 64 characters that every archive knows, without the backslash that parts values.
+        labels = [label.encode("ascii", "replace").decode().replace("\\", "/")[:64] for label in labels]
         legends = legends_of(explanation, maps, self.scale)
         for place, legend in enumerate(legends):
             part = slice(place, place + 1)
@@ -136,29 +138,21 @@ class SaveDicomd(MapTransform):
             base = case_file(self.output_dir, case, f"_{key}{number}")
             one = MetaTensor(saliency.as_tensor()[part], affine=saliency.affine)
             errors = None if error is None else error[part].numpy(force=True)
-            self._save_map(case, base, one, files, _short(labels[place]), legend, errors)
+            about: dict[str, Any] = {"label": labels[place], "legend": legend, "standard_error": errors}
+            if self.dicom:
+                save_parametric_map(base.with_name(f"{base.name}.dcm"), one, files, about["label"])
+                save_secondary_capture(base.with_name(f"{base.name}_colour"), one, files, **about)
+            if self.dicom_seg:
+                self._save_segmentation(case, base.with_name(f"{base.name}_seg.dcm"), one, files, about)
 
-    def _save_map(
-        self,
-        case: str,
-        base: Path,
-        saliency: MetaTensor,
-        files: Sequence[Path],
-        label: str,
-        legend: Legend,
-        error: np.ndarray | None,
+    def _save_segmentation(
+        self, case: str, path: Path, saliency: MetaTensor, files: Sequence[Path], about: Mapping[str, Any]
     ) -> None:
-        """Write one map ``(1, *spatial)`` into files whose names begin with ``base``."""
-        if self.dicom:
-            save_parametric_map(base.with_name(f"{base.name}.dcm"), saliency, files, label)
-            save_secondary_capture(base.with_name(f"{base.name}_colour"), saliency, files, label, legend, error)
-        if not self.dicom_seg:
-            return
-        path = base.with_name(f"{base.name}_seg.dcm")
-        if not save_segmentation(path, saliency, files, self.dicom_seg, label, legend, error):
-            verdict = legend.verdict(saliency[0].numpy(), None if error is None else error[0])
-            reason = verdict or "nothing supports the score"
-            logger.warning("case %s: %s is not written: %s", case, path.name, reason)
+        """Write the region of a map ``(1, *spatial)``, or log why there is none."""
+        if not save_segmentation(path, saliency, files, self.dicom_seg or 1.0, **about):
+            error = about["standard_error"]
+            verdict = about["legend"].verdict(saliency[0].numpy(), None if error is None else error[0])
+            logger.warning("case %s: %s is not written: %s", case, path.name, verdict or "nothing supports the score")
 
     def withdraw(self, case: str) -> None:
         """Remove what an earlier run may have written of a case."""
@@ -167,11 +161,6 @@ class SaveDicomd(MapTransform):
             for number, ending in product(("", "_[0-9]*"), (".dcm", "_colour", "_seg.dcm")):
                 for path in glob.glob(base + number + ending):
                     shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
-
-
-def _short(label: str) -> str:
-    """64 characters that every archive knows, without the backslash that parts values."""
-    return label.encode("ascii", "replace").decode().replace("\\", "/")[:64]
 
 
 def save_parametric_map(
