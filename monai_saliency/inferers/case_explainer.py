@@ -27,7 +27,7 @@ from monai_saliency.utils.arguments import callable_network, instance
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import Timestamp
 
-__all__ = ["Assignment", "CaseExplainer", "Explained"]
+__all__ = ["Assignment", "CaseExplainer", "Explained", "Keeper"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,35 @@ class _Claimed:
     case: Case
     claim: ExitStack
     held: Mapping[Any, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Finds the scores of cases on disk. Nothing is kept without a store."""
+
+    store: ScoreStore | None = None
+    network_id: str | None = None
+
+    def __call__(
+        self,
+        inferer: PerturbationInferer,
+        network: Callable[..., Any],
+        cases: Sequence[Case],
+        held: Sequence[Mapping[Any, torch.Tensor]] = (),
+    ) -> list[StoredScores] | None:
+        """The stored scores of each case, which has its image; None where none are kept."""
+        if self.store is None:
+            return None
+        try:
+            # For each batch: weights, or an attribute of a fill, may change in place between batches.
+            key = network_key(network, self.network_id, kept=True)
+            reads_file = isinstance(inferer.fill, CaseFill)
+            settings = [[*inferer.deciding.values(), *([each] if each else [])] for each in held or [{}] * len(cases)]
+            keys = [scores_key(key, *each, reads_file) for each in zip(settings, cases, strict=True)]
+        except Unfingerprintable as error:
+            warnings.warn(f"scores are not kept: {error}", stacklevel=2)
+            return None
+        return [self.store.open(case.name, key) for case, key in zip(cases, keys, strict=True)]
 
 
 class CaseExplainer:
@@ -147,7 +176,10 @@ class CaseExplainer:
         inferer: PerturbationInferer,
     ) -> None:
         cases, part = [each.case for each in claimed], self.assignment.part
-        stored = self._stored(images, claimed, inferer)
+        with_images = [replace(case, image=image) for case, image in zip(cases, images, strict=True)]
+        stored = Keeper(self.store, self.network_id)(
+            inferer, self.network, with_images, [each.held for each in claimed]
+        )
         if stored is None and part.count > 1:
             names = ", ".join(case.name for case in cases)
             raise ValueError(
@@ -194,21 +226,3 @@ class CaseExplainer:
                 self.waiting.append(state.case.name)
                 return None
         return state.explanation()
-
-    def _stored(
-        self, images: torch.Tensor, claimed: Sequence[_Claimed], inferer: PerturbationInferer
-    ) -> list[StoredScores] | None:
-        """The scores on disk of each case; None where none are kept."""
-        if self.store is None:
-            return None
-        try:
-            # For each batch: weights, or an attribute of a fill, may change in place between batches.
-            network = network_key(self.network, self.network_id, kept=True)
-            reads_file = isinstance(inferer.fill, CaseFill)
-            cases = [replace(each.case, image=image) for each, image in zip(claimed, images, strict=True)]
-            settings = [[*inferer.deciding.values(), *([each.held] if each.held else [])] for each in claimed]
-            keys = [scores_key(network, *each, reads_file) for each in zip(settings, cases, strict=True)]
-        except Unfingerprintable as error:
-            warnings.warn(f"scores are not kept: {error}", stacklevel=2)
-            return None
-        return [self.store.open(case.name, key) for case, key in zip(cases, keys, strict=True)]

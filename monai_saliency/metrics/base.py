@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from monai.utils import MetricReduction
 
 from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.inferers.case_explainer import Keeper
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.targets.base import Quantity, to_float
@@ -146,6 +148,7 @@ class NetworkMetric(SaliencyMetric):
     Args:
         inferer: what made the maps, such as ``rise(target=...)``. Another fill: ``inferer.replace(fill=BlurFill())``.
         network: any callable on images.
+        keeper: finds scores on disk, which are not computed again; by default none are kept.
         **options: ``reduction``, as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Attributes:
@@ -157,8 +160,11 @@ class NetworkMetric(SaliencyMetric):
             belong together.
     """
 
-    def __init__(self, inferer: PerturbationInferer, network: Callable[..., Any], **options: Any) -> None:
+    def __init__(
+        self, inferer: PerturbationInferer, network: Callable[..., Any], keeper: Keeper | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
+        self.keeper = keeper or Keeper()
         # Ranks measure cases of their own, so none waits for another.
         self.inferer = explaining(inferer).replace(progress=False, sharing=None)
         self.network = callable_network(network)
@@ -193,7 +199,8 @@ class NetworkMetric(SaliencyMetric):
         """Score perturbed images of one case, by masks that hide all channels alike."""
         # No map is made: any estimator takes these masks.
         inferer = self.inferer.replace(masks=masks, estimator=OcclusionScoring())
-        (state,) = inferer.score(one.image[None], self.network, cases=[one.case])
+        stored = self.keeper(inferer, self.network, [replace(one.case, image=one.image)])
+        (state,) = inferer.score(one.image[None], self.network, cases=[one.case], stored=stored)
         self.num_forwards += state.num_forwards
         scored = state.scored()
         scores, reference = scored.scores.double(), scored.reference_scores.double()

@@ -118,7 +118,7 @@ def test_the_randomised_network_is_asked_the_same_question(monkeypatch: pytest.M
     predicted = int(network(image[None]).argmax())
     with torch.no_grad():
         other.randomised[-1].bias[1 - predicted] += 100
-    monkeypatch.setattr("monai_saliency.handlers.trust.randomised", lambda *_: other.randomised)
+    monkeypatch.setattr("monai_saliency.metrics.map_figures.randomised", lambda *_: other.randomised)
     assert int(other.randomised(image[None]).argmax()) != predicted
     inferer = ms.sliding_window(4, 2, target=ms.ClassScore("predicted", "none"))
     (row,) = Trust(STEPS).figures(explained(inferer, network, image))
