@@ -1,6 +1,7 @@
 """What a user types: names, settings, calls, and the errors of what is nearly right."""
 
 import inspect
+import logging
 import pickle
 import re
 import subprocess
@@ -195,3 +196,6 @@ def test_an_uncaught_error_ends_in_its_cause(monkeypatch: pytest.MonkeyPatch, ca
             assert shown.splitlines()[-1] == last
             assert (shown.count("Traceback") == 2) == debug
             assert ("--debug" in shown) == (not debug and isinstance(cause, KeyError))
+        # Which the log of failed cases asks for.
+        assert logging.getLogger("monai_saliency.storage.tables").isEnabledFor(logging.DEBUG) == debug
+    logging.getLogger("monai_saliency").setLevel(logging.NOTSET)

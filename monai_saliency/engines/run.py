@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
@@ -139,8 +140,10 @@ def show_cause_only(debug: bool = False) -> None:
     ``initialize`` does: MONAI's transforms and configs wrap what went wrong in errors of their own.
 
     Args:
-        debug: print the traceback before that line, as ``--debug`` does.
+        debug: print the traceback before that line, as ``--debug`` does, and those of cases that fail.
     """
+    if debug:
+        logging.getLogger("monai_saliency").setLevel(logging.DEBUG)
     previous = getattr(sys.excepthook, "previous", sys.excepthook)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

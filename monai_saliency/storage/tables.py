@@ -203,8 +203,9 @@ class Failures:
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
         """Add the row of a failed case, or raise its error: if ``strict``, or an OutputError, which all others meet.
 
-        ``stage`` is ``load``, ``predict`` or ``explain``. The error's traceback goes to the log; ``trace`` is the
-        traceback of a worker process as text.
+        ``stage`` is ``load``, ``predict`` or ``explain``. The log has the error in one line; where this package's
+        loggers are at level DEBUG, as by ``--debug``, its traceback too. ``trace`` is the traceback of a worker process
+        as text.
         """
         if isinstance(output_error := root_cause(error), OutputError):
             raise output_error
@@ -213,7 +214,9 @@ class Failures:
             withdraw(case)
         if self.strict:
             raise cause from error
-        logger.error("%s (%s)\n%s", cause, stage, trace, exc_info=None if trace else error)
+        logger.error("%s (%s)", cause, stage)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.error("%s", trace or "its traceback:", exc_info=None if trace else error)
         row = {"case": case, "stage": stage, "error": cause.problem}
         with self._lock:
             self.rows = [other for other in self.rows if other["case"] != case]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -376,6 +377,8 @@ def _unlink(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # no earlier run has written it either
+            return
         logger.warning("%s is of an earlier run, and cannot be removed: %s", path, error)
 
 

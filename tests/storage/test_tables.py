@@ -1,6 +1,7 @@
 """Tables of cases: every text that a program meets can be written, read back unchanged, and opened by a spreadsheet."""
 
 import csv
+import logging
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,17 @@ def test_a_case_that_succeeds_later_is_not_among_the_failures(tmp_path: Path) ->
     assert failures.summary(failures.rows).startswith("1 case without a map")
     failures.remove("b")
     assert failures.rows == failures.read() == []
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_a_failure_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture, level: int) -> None:
+    """However deep its cause; its traceback is for those who debug."""
+    error = RuntimeError("applying transform Load")
+    error.__cause__ = EOFError("the file ends early")
+    with caplog.at_level(level, "monai_saliency"):
+        Failures(tmp_path / "failures.csv").add("a", "load", error)
+    assert caplog.messages[0] == "case a: EOFError: the file ends early (load)"
+    assert ("The above exception was the direct cause" in caplog.text) == (level == logging.DEBUG)
 
 
 def test_the_row_of_an_earlier_failure_is_not_one_of_this_run(tmp_path: Path) -> None:
