@@ -15,6 +15,7 @@ from monai_saliency.estimators.base import Estimator, score_rounding
 from monai_saliency.masks.base import BoundMasks, Ids, Observed
 from monai_saliency.utils.arguments import whole_number
 from monai_saliency.utils.precision import exact_arithmetic
+from monai_saliency.utils.timing import stage
 
 __all__ = ["RegressionScoring"]
 
@@ -139,7 +140,8 @@ class RegressionScoring(Estimator):
         # Another regression may have left its own, such as the one that a search stops by.
         if observed.fit is None or any(made.cells != self.cells for made in observed.fit):
             scores = observed.scores.double().cpu().T
-            observed.fit = [_Regression.of(masks, observed.ids, score, self.cells) for score in scores]
+            with stage("regress"):
+                observed.fit = [_Regression.of(masks, observed.ids, score, self.cells) for score in scores]
         maps = torch.zeros(len(observed.fit), *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
         for values, regression in zip(maps, observed.fit, strict=True):
             values.copy_(map_of(regression))

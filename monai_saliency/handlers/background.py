@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
+from monai_saliency.utils.timing import stage
+
 __all__ = ["Background"]
 
 
@@ -21,8 +23,9 @@ class Background:
         """Hand over work, and contexts to close when it has run or is skipped. Waits if the queue is full, and raises
         the error of an earlier piece.
         """
-        while self._pieces and (len(self._pieces) > 1 or self._pieces[0].done()):
-            self._pieces.popleft().result()
+        with stage("wait"):
+            while self._pieces and (len(self._pieces) > 1 or self._pieces[0].done()):
+                self._pieces.popleft().result()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="Background")
         piece, close = self._thread.submit(work), held.pop_all().close

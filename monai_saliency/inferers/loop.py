@@ -75,8 +75,9 @@ def run_rounds(
         else:
             # Later rounds are done by whoever has all scores of the first. Others have no further rows, and end here.
             part = WHOLE
-        for state in states:
-            state.search.next_round()  # sends the scores that the state has read; nothing while some are missing
+        with stage("look"):
+            for state in states:
+                state.search.next_round()  # sends the scores that the state has read; nothing while some are missing
 
 
 class WholeImages:
