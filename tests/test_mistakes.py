@@ -60,6 +60,10 @@ Row = tuple[Callable[[], Any], str]
 
 METHODS: list[Row] = [
     (lambda: window(lambda output: output), r"`target` must be a target such as .*FunctionScore"),
+    (
+        lambda: ms.explain(len, torch.ones(1, 1, 8, 8), method=ms.rise(9)),
+        r"`method` must be a name .* without its brackets",
+    ),
     (lambda: window(ms.ClassScore), r"`target` must be .* got the class ClassScore: write ClassScore\("),
     (lambda: window(fill=0.5), r"`fill` must be a fill such as ConstantFill\(0\.0\).*, got 0\.5"),
     (lambda: window(estimator="rise"), r"`estimator` must be an estimator such as .*, got 'rise'"),

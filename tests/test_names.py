@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.paths import BUNDLE
@@ -64,6 +65,8 @@ def test_a_target_is_a_class_several_or_what_is_predicted() -> None:
     softmax = {"activation": "softmax"}
     assert_same_bits(maps(), maps(target=ms.ClassScore("predicted", **softmax)))
     assert_same_bits(maps(target=2), maps(target=ms.ClassScore([2], **softmax)))
+    for two in (np.int64(2), torch.tensor(2)):
+        assert_same_bits(maps(target=two), maps(target=2))
     assert_same_bits(maps(target=[0, 2]), maps(target=ms.ClassScore([0, 2], **softmax)))
     assert_same_bits(ms.explain(NETWORK, IMAGES, 2, "rise", num_masks=20, grid_size=2), maps(target=2))
     assert_same_bits(ms.explain(NETWORK, IMAGES, num_masks=40), ms.focused_rise(40)(IMAGES, NETWORK))

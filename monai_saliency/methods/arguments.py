@@ -7,6 +7,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+import torch
+
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
@@ -23,8 +26,12 @@ def as_target(target: TargetLike) -> Target:
     """A target as it is; of a class, of several, or of nothing the one that the network's output asks for."""
     if target is None:
         return AutoTarget()
-    if isinstance(target, int) or (isinstance(target, (list, tuple)) and target):
-        return AutoTarget(classes=[target] if isinstance(target, int) else target)
+    if isinstance(target, torch.Tensor) and target.ndim == 0:  # such as logits[0].argmax()
+        target = target.item()
+    if isinstance(target, (int, np.integer)):
+        target = [target]
+    if isinstance(target, (list, tuple)) and target:
+        return AutoTarget(classes=target)
     return target
 
 
