@@ -1,8 +1,8 @@
 """Who does what: units of work, and how several workers share a cohort.
 
 A unit of work is a case and a part of its masks, cut between network batches. Nothing else is ever handed out, whatever
-hands it out (:mod:`monai_saliency.distributed`): a worker is a process of a SLURM job or of ``torchrun``, a Ray actor,
-or a device.
+hands it out (:mod:`monai_saliency.distributed`): a worker is a process of a SLURM job or of ``torchrun``, or a Ray
+actor.
 """
 
 from __future__ import annotations

@@ -129,26 +129,15 @@ def test_targets(kind: type[Target]) -> None:
         )
 
 
-# Ways of sharing masks, for pipelines of one's own.
-def over_devices(network: Callable[..., Any]) -> list[torch.Tensor]:
-    sharing = ms.distributed.MasksOverDevices(["cpu", "cpu"])
-    return [
-        ms.sliding_window(5, 4, target=ms.ClassScore([0], "none"), mask_batch_size=BATCH, sharing=sharing)(
-            images(), network
-        )
-    ]
-
-
 def over_ranks(network: Callable[..., Any]) -> list[torch.Tensor]:
     sharing = MasksOverRanks()
     explain = ms.sliding_window(5, 4, target=ms.ClassScore([0], "none"), mask_batch_size=BATCH, sharing=sharing)
     return on_ranks(2, lambda rank: explain(images(), network))
 
 
-@pytest.mark.parametrize("explain", [over_devices, over_ranks])
-def test_sharing(explain: Callable[..., Any]) -> None:
+def test_sharing() -> None:
     for coupling in COUPLINGS:
         network = Coupled(classify, coupling)
         alone = ms.sliding_window(5, 4, target=ms.ClassScore([0], "none"), mask_batch_size=1)(images(), network)
-        for found in explain(network):
+        for found in over_ranks(network):
             assert torch.equal(found, alone), coupling

@@ -138,7 +138,6 @@ PIPELINES: list[Row] = [
     (lambda: dataset(transform="load"), r"`transform` must be the preprocessing, .*, got 'load'"),
     (lambda: dataset(cache="ram"), r"`cache` must be one of .*, got 'ram'"),
     (lambda: dataset(cache="disk"), r"`cache_dir`|cache_dir"),
-    (lambda: data.PerturbedImages([], window(), split="all"), r"`split` must be .*, got 'all'"),
     (lambda: loader(dataset="scans"), r"`dataset` must be a dataset of cases such as .*, got 'scans'"),
     (lambda: loader(num_workers=-1), r"`num_workers` must be a whole number of at least 0, got -1"),
     (lambda: loader(failures="failures.csv"), r"`failures` must be Failures\(path\), got 'failures"),

@@ -3,13 +3,11 @@
 from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.cohort import find_cases
 from monai_saliency.data.loader import CohortLoader
-from monai_saliency.data.perturbed_images import PerturbedImages
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 
 __all__ = [
     "CachedDataset",
     "CohortLoader",
-    "PerturbedImages",
     "SaliencyDataset",
     "find_cases",
 ]

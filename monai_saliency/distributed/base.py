@@ -25,7 +25,6 @@ from torch.utils.data.distributed import DistributedSampler
 from monai_saliency.data.loader import CohortLoader
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.inferers.case_explainer import Assignment
-from monai_saliency.inferers.inferer import Sharing
 from monai_saliency.sharding import Unit, check_rank, units
 from monai_saliency.utils.arguments import require
 from monai_saliency.utils.monai_private import event_handlers, single_process
@@ -39,7 +38,7 @@ PATIENCE = timedelta(days=30)
 
 
 class Engine(ABC):
-    """Runs a cohort over several processes or devices.
+    """Runs a cohort over several processes.
 
     Attributes:
         waits: whether :meth:`run` returns when all processes are done, rather than this one.
@@ -129,19 +128,18 @@ class Cohort:
             kind = type(self._loader).__name__
             raise ValueError(f"{kind} has no length, so it cannot be shared: run it without an engine") from None
 
-    def explain(self, units: Sequence[Unit], sharing: Sharing | None = None, quiet: bool = False) -> None:
+    def explain(self, units: Sequence[Unit], quiet: bool = False) -> None:
         """Explain some units, in their order.
 
         Args:
             units: what to explain.
-            sharing: how devices share the masks of each case; as the inferer does by default.
             quiet: show no progress bar.
         """
         try:
             for part, group in groupby(units, key=lambda unit: unit.part):
                 # A bundle's own loader is gone through in its own order.
                 indices = sorted(unit.index for unit in group)
-                self.explainer.assignment = Assignment(part, indices, sharing, quiet)
+                self.explainer.assignment = Assignment(part, indices, quiet)
                 loader = self.evaluator.data_loader = take(self._loader, indices)
                 # ignite keeps the length of an earlier run, and finds one out itself where the loader does not know it.
                 self.evaluator.state.epoch_length = None if isinstance(loader, CohortLoader) else len(loader)

@@ -16,7 +16,7 @@ from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.ensemble_state import EnsembleState
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explaining
+from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.inferers.progress import Progress
 from monai_saliency.networks.identity import network_key
 from monai_saliency.sharding import WHOLE, Part
@@ -38,7 +38,6 @@ class Assignment:
 
     part: Part = WHOLE
     places: Sequence[int] | None = None
-    sharing: Sharing | None = None
     quiet: bool = False
 
     def place(self, number: int) -> int:
@@ -211,11 +210,9 @@ class CaseExplainer:
                 each.claim.close()
 
     def _assigned(self, inferer: PerturbationInferer) -> PerturbationInferer:
-        assigned = self.assignment
-        shown = False if assigned.quiet else self.progress if inferer.progress else inferer.progress
-        if assigned.sharing is None and shown is inferer.progress:
-            return inferer
-        return inferer.replace(sharing=assigned.sharing or inferer.sharing, progress=shown)
+        """An inferer with the progress bar of the whole run, or without one where the assignment is quiet."""
+        shown = False if self.assignment.quiet else self.progress if inferer.progress else inferer.progress
+        return inferer if shown is inferer.progress else inferer.replace(progress=shown)
 
     @torch.no_grad()
     def _explanation(self, state: CaseState | EnsembleState) -> Explanation | None:

@@ -116,7 +116,7 @@ def _tried(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case) 
     auto: Any = inferer.fill
     split = inferer.inputs.split(inputs)
     case = replace(case.with_image(split.images[0], 0, split.meta), labels=plain(case.labels))
-    forward = inferer.forward(network, (), {}, None)
+    forward = inferer.forward(network, (), {})
 
     def output(image: torch.Tensor) -> Any:
         return output_alone(forward, split, 0, case.with_image(image, 0, split.meta), inferer.mask_batch_size)

@@ -1,13 +1,13 @@
 """The one seam around every call of the network, for whole images and for patches alike.
 
-Autocast, cancellation, and halving a batch that is too large for the memory belong here alone.
+Autocast, and halving a batch that is too large for the memory belong here alone.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -23,12 +23,10 @@ from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath, check_rows, in_parts, read
 from monai_saliency.utils.monai_private import tensor_version
 
-__all__ = ["Cancelled", "Forward", "Guard", "evaluating", "known_of"]
+__all__ = ["Forward", "evaluating", "known_of"]
 
 logger = logging.getLogger(__name__)
 
-#: entered around each call of the network, given the device of the batch; raises to cancel the run
-Guard = Callable[[torch.device], AbstractContextManager[Any]]
 Call = Callable[[torch.Tensor, Mapping[Any, torch.Tensor]], Any]
 
 #: words in the errors of libraries that do not raise ``torch.OutOfMemoryError``
@@ -40,10 +38,6 @@ _OF_SHAPES = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 _STEPS = 5  # from a callable to the modules that it holds: a partial, its method, its object, a list, a module
 
 _known: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
-
-
-class Cancelled(Exception):
-    """Raised by a guard to cancel the run: no fault of the network, so nothing else is tried."""
 
 
 def known_of(network: Any) -> dict[Any, Any]:
@@ -65,7 +59,6 @@ class Forward:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     autocast: Mapping[str, Any] | None = None
-    guard: Guard | None = None
 
     def images(
         self,
@@ -85,7 +78,7 @@ class Forward:
             return self.inferer(batch, network, *self.args, **self.kwargs)
 
         def call(part: torch.Tensor, values: Mapping[Any, torch.Tensor]) -> Any:
-            with self._around(part):
+            with self._cast(part):
                 return self.inputs.run(infer, self.network, part, partial(split.take_apart, values=values))
 
         output = self._run(batch, split.values_of(counts, len(batch), hidden), call)
@@ -100,7 +93,7 @@ class Forward:
         """The network's output of patches ``(n, C, *roi_size)``, as a ``SlidingWindowInferer`` runs them."""
 
         def call(part: torch.Tensor, values: Mapping[Any, torch.Tensor]) -> Any:
-            with self._around(part):
+            with self._cast(part):
                 if isinstance(self.inferer, SliceInferer):  # its network takes no further arguments
                     return self.inferer.network_wrapper(self.network, part)
                 return self.network(part, *self.args, **self.kwargs)
@@ -141,14 +134,11 @@ class Forward:
             )
             size = half
 
-    @contextmanager
-    def _around(self, batch: torch.Tensor) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self.guard is not None:
-                stack.enter_context(self.guard(batch.device))
-            if self.autocast is not None and batch.is_cuda:
-                stack.enter_context(torch.autocast("cuda", **self.autocast))
-            yield
+    def _cast(self, batch: torch.Tensor) -> AbstractContextManager[Any]:
+        """Autocast around a call of the network, where it is asked for."""
+        if self.autocast is None or not batch.is_cuda:
+            return nullcontext()
+        return torch.autocast("cuda", **self.autocast)
 
 
 def _given_to(network: Any, batch: torch.Tensor) -> str:

@@ -22,7 +22,7 @@ from monai.inferers import SimpleInferer
 from monai_saliency.errors import CaseError
 from monai_saliency.gradients.base import GradientMethod, NetworkCalls
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.forward import Cancelled, Forward
+from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.whole_method import OneCase, WholeMethodInferer
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.runtime import plain_network, runtime_settings
@@ -122,7 +122,7 @@ class _Run(OneCase):
                 for k in range(scores.shape[1]):
                     self.calls.score = k
                     sums[k] += weight * self.derivative(scores[0, k], leaf, k + 1 < scores.shape[1])[0].to(sums)
-        except (Cancelled, CaseError, torch.OutOfMemoryError):
+        except (CaseError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, NotImplementedError, TypeError) as error:
             raise self.refused(f"it fails under autograd ({type(error).__name__}: {error})") from error

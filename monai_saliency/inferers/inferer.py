@@ -23,7 +23,7 @@ from monai_saliency.inferers.case_search import CaseSearch
 from monai_saliency.inferers.case_state import CaseState, bound_target
 from monai_saliency.inferers.ensemble_state import EnsembleState
 from monai_saliency.inferers.explanation import Explanation, warned
-from monai_saliency.inferers.forward import Forward, Guard, evaluating
+from monai_saliency.inferers.forward import Forward, evaluating
 from monai_saliency.inferers.kept_scores import KeptScores
 from monai_saliency.inferers.loop import Meet, Scorer, WholeImages, run_rounds
 from monai_saliency.inferers.patch_memory import PatchMemory
@@ -86,7 +86,7 @@ class PerturbationInferer(Inferer):
         inputs: how the network takes its inputs, and which of them are perturbed
             (:mod:`monai_saliency.networks.inputs`); one tensor by default.
         autocast: arguments of ``torch.autocast`` for the network's calls on a GPU; None for none.
-        sharing: how ranks or devices share the masks, such as
+        sharing: how ranks share the masks, such as
             :class:`monai_saliency.distributed.process_group.MasksOverRanks`; None where all are scored here.
         patch_memory: under a ``SlidingWindowInferer``, run only those patches that a mask changes in a new way, and
             remember their outputs within these limits (True: the default limits). False runs whole images. Scores are
@@ -254,7 +254,7 @@ class PerturbationInferer(Inferer):
         cases = _known_cases(job.cases, split)
         targets = []
         with torch.no_grad(), evaluating(ensemble):
-            forward = self.forward(ensemble, job.args, job.kwargs, None)
+            forward = self.forward(ensemble, job.args, job.kwargs)
             for index, case in enumerate(cases):
                 output = output_alone(forward, split, index, case, self.mask_batch_size)
                 targets.append(bound_target(self.target, output, case))
@@ -265,28 +265,25 @@ class PerturbationInferer(Inferer):
             members.append(self._score_one(replace(job, network=member, cases=alone, stored=kept, targets=targets)))
         return [EnsembleState(states) for states in zip(*members, strict=True)]
 
-    def score_here(self, job: Job, meet: Meet | None = None, guard: Guard | None = None) -> list[CaseState]:
-        """Score in this thread; what a :class:`Sharing` calls for its workers."""
+    def score_here(self, job: Job, meet: Meet | None = None) -> list[CaseState]:
+        """Score in this process; what a :class:`Sharing` calls."""
         with torch.no_grad(), evaluating(job.network), following(self.progress) as progress:
             try:
-                return self._score(job, meet, guard, progress)
+                return self._score(job, meet, progress)
             except RowsDepend as error:
                 found = str(error)
             # Scores of batches must not be taken for scores of single images.
             say_once(job.network, "images go through the network one at a time, which takes longer", found)
             alone = job.stored and [stored.one_by_one() for stored in job.stored]
-            return self._score(replace(job, stored=alone), meet, guard, progress, one_by_one=True)
+            return self._score(replace(job, stored=alone), meet, progress, one_by_one=True)
 
-    def forward(self, network: Any, args: Sequence[Any], kwargs: Any, guard: Guard | None) -> Forward:
+    def forward(self, network: Any, args: Sequence[Any], kwargs: Any) -> Forward:
         """The seam around the calls of a network."""
-        given = self.output, tuple(args), dict(kwargs or {}), self.autocast, guard
-        return Forward(self.inferer, self.inputs, network, *given)
+        return Forward(self.inferer, self.inputs, network, self.output, tuple(args), dict(kwargs or {}), self.autocast)
 
-    def _score(
-        self, job: Job, meet: Meet | None, guard: Guard | None, progress: Progress, one_by_one: bool = False
-    ) -> list[CaseState]:
+    def _score(self, job: Job, meet: Meet | None, progress: Progress, one_by_one: bool = False) -> list[CaseState]:
         """Bind masks, fill and network to the cases, and run the loop."""
-        forward, part = self.forward(job.network, job.args, job.kwargs, guard), job.part or WHOLE
+        forward, part = self.forward(job.network, job.args, job.kwargs), job.part or WHOLE
         states, split = self.start(job.inputs, job.cases, job.stored, job.targets)
         for state in states:
             state.one_by_one = one_by_one

@@ -15,7 +15,7 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState, sampled
-from monai_saliency.inferers.forward import Cancelled, Forward, known_of
+from monai_saliency.inferers.forward import Forward, known_of
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import check_rows, read, rows
 from monai_saliency.targets.base import BoundTarget, label_name
@@ -168,8 +168,6 @@ def run_alone(network: Any, image: torch.Tensor, size: int, run: Callable[[torch
     if size == 1 or not holds_compiled(network):
         try:
             return run(image, "alone")
-        except Cancelled:
-            raise
         except Exception:
             if size == 1:
                 raise

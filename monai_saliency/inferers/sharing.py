@@ -1,4 +1,4 @@
-"""Scores of one case from several workers, such as ranks, devices or parts that were scored apart."""
+"""Scores of one case from several workers, such as ranks or parts that were scored apart."""
 
 from __future__ import annotations
 
@@ -65,10 +65,9 @@ class WorkerScores:
         search = state.search
         return WorkerScores(
             name=state.case.name,
-            # Copies: this worker goes on while others read.
-            seen=search.seen.clone(),
-            scores=search.scores.detach().cpu().clone(),
-            reference_scores=search.reference_scores.detach().cpu().clone(),
+            seen=search.seen,
+            scores=search.scores.detach().cpu(),
+            reference_scores=search.reference_scores.detach().cpu(),
             num_forwards=state.forwards_here,
             one_by_one=state.one_by_one,
             rounding=state.rounding,

@@ -12,7 +12,7 @@ import torch
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.forward import Forward, Guard, evaluating
+from monai_saliency.inferers.forward import Forward, evaluating
 from monai_saliency.inferers.inferer import Job, Meet, PerturbationInferer
 from monai_saliency.inferers.row_check import RowCheck
 from monai_saliency.masks.base import BoundMasks, Id, Masks, Observed
@@ -58,13 +58,13 @@ class WholeMethodInferer(PerturbationInferer):
         del changed["method"]
         return PerturbationInferer(**changed)
 
-    def score_here(self, job: Job, meet: Meet | None = None, guard: Guard | None = None) -> list[CaseState]:
+    def score_here(self, job: Job, meet: Meet | None = None) -> list[CaseState]:
         if meet is not None or (job.part is not None and job.part.count > 1):
             raise ValueError(
                 f"the {self.samples} of {type(self.method).__name__} cannot be shared between workers: let these share "
                 "cases (--saliency_split cases)"
             )
-        forward = self.forward(job.network, job.args, job.kwargs, guard)
+        forward = self.forward(job.network, job.args, job.kwargs)
         with torch.no_grad(), evaluating(job.network):
             states, split = self.start(job.inputs, job.cases, targets=job.targets)
             for index in range(len(states)):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import Condition
+from contextlib import contextmanager, nullcontext
+from threading import Lock
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ __all__ = [
     "accumulation_dtype",
     "chosen_arithmetic",
     "exact_arithmetic",
-    "network_arithmetic",
     "rounding_of",
     "score_precision",
 ]
@@ -28,18 +27,13 @@ _COARSEST = 1e-1  # any narrower type
 
 @contextmanager
 def exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """Switch autocast and TF32 off for the arithmetic inside. Never nest this with :func:`network_arithmetic`."""
+    """Switch autocast and TF32 off for the arithmetic inside."""
     is_cast = torch.amp.is_autocast_available(device.type)
     with (
         torch.autocast(device.type, enabled=False) if is_cast else nullcontext(),
         _no_tf32 if device.type == "cuda" else nullcontext(),
     ):
         yield
-
-
-def network_arithmetic(device: torch.device) -> AbstractContextManager[None]:
-    """Keep the user's TF32 setting during a forward."""
-    return _no_tf32.kept_out() if device.type == "cuda" else nullcontext()
 
 
 def chosen_arithmetic() -> list[str]:
@@ -55,27 +49,12 @@ class _NoTF32:
     """Switches TF32 off while any thread is inside. The setting belongs to the whole process, not to a thread."""
 
     def __init__(self) -> None:
-        self._lock = Condition()
+        self._lock = Lock()
         self._inside = 0
-        self._kept_out = 0
         self._before: list[str] = []
-
-    @contextmanager
-    def kept_out(self) -> Iterator[None]:
-        """Keep all threads from being inside."""
-        with self._lock:
-            self._lock.wait_for(lambda: not self._inside)
-            self._kept_out += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._kept_out -= 1
-                self._lock.notify_all()
 
     def __enter__(self) -> None:
         with self._lock:
-            self._lock.wait_for(lambda: not self._kept_out)
             if not self._inside:
                 self._before = _tf32_settings()
                 _set_tf32(["ieee"] * len(self._before))
@@ -86,7 +65,6 @@ class _NoTF32:
             self._inside -= 1
             if not self._inside:
                 _set_tf32(self._before)
-                self._lock.notify_all()
 
     def chosen(self) -> list[str]:
         """The user's own settings, also while a thread is inside."""

@@ -1,6 +1,5 @@
 """Masks shared by the ranks of a process group: the plain map on every rank, and no rank that waits for ever."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import monai_saliency as ms
-from monai_saliency.data.perturbed_images import PerturbedImages
 from monai_saliency.distributed.process_group import BatchExplainer, MasksOverRanks
 from monai_saliency.errors import CaseError
 from monai_saliency.utils.monai_private import single_process
@@ -135,22 +133,6 @@ def test_a_distributed_network_is_run_as_it_is_inside() -> None:
     for rank, (masks, cases) in enumerate(on_ranks(2, explain)):
         assert_same_bits(masks, expected)
         assert_same_bits(cases, rise(3 + 8 * rank)(images(1), Network())[0])
-
-
-def test_perturbed_images_find_the_process_group() -> None:
-    """Also in a loader's workers."""
-    cases = [{"image": image, "case": f"case{i}"} for i, image in enumerate(images(3))]
-    # Made before there is a group.
-    dataset = PerturbedImages(cases, ms.sliding_window(4, 3, target=TARGET, mask_batch_size=BATCH))
-    everything = Counter((item["case"], item["mask"]) for item in dataset)
-
-    def go(rank: int) -> Any:
-        loaders = [TorchDataLoader(dataset, None, num_workers=count) for count in (0, 2)]
-        return [[(item["case"], item["mask"]) for item in loader] for loader in loaders]
-
-    found = on_ranks(2, go)
-    assert Counter(found[0][0] + found[1][0]) == everything
-    assert Counter(found[0][1] + found[1][1]) == everything
 
 
 def test_a_bundles_handlers_take_their_process_for_the_only_one() -> None:

@@ -9,8 +9,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
 
 from helpers.own_bundle import explain_cohorts
-from helpers.own_pipeline import Network, inferer, loader, scans
-from monai_saliency.data.perturbed_images import PerturbedImages
+from helpers.own_pipeline import Network, inferer, loader
 from monai_saliency.distributed.accelerate import explain_loader
 
 
@@ -44,9 +43,6 @@ def main(folder: Path) -> None:
     sent = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
     explain("wrong: dispatched", loader(5), by=sent)
     explain("cases shuffled", loader(5, shuffle=True))
-    dataset = PerturbedImages(scans(5), inferer())
-    batches = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=1)
-    found["perturbed"] = [pair for batch in batches for pair in zip(batch["case"], batch["mask"].tolist(), strict=True)]
     torch.save(found, folder / f"{rank}.pt")
     explain_cohorts(folder, {"_target_": "monai_saliency.distributed.accelerate.AccelerateEngine"})
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
-from torch.utils.data import DataLoader
 
 from helpers.own_bundle import explain_cohorts
-from helpers.own_pipeline import Network, inferer, loader, scans
-from monai_saliency.data.perturbed_images import PerturbedImages
+from helpers.own_pipeline import Network, inferer, loader
 from monai_saliency.distributed.lightning import SaliencyModule
 
 SETTINGS: dict[str, Any] = {"accelerator": "cpu", "strategy": "ddp", "logger": False, "enable_checkpointing": False}
@@ -34,11 +32,6 @@ def main(folder: Path, devices: int) -> None:
         predict("masks shared", "masks", loader(5), True)
     except ValueError as error:
         found["masks shared"] = str(error)
-    dataset = PerturbedImages(scans(5), inferer())
-    trainer = Trainer(devices=devices, **SETTINGS)
-    module = SaliencyModule(Network(), inferer())
-    module.predict_step = lambda batch, batch_idx: (batch["case"], batch["mask"].tolist())  # type: ignore[method-assign]
-    found["perturbed"] = trainer.predict(module, DataLoader(dataset, batch_size=4, num_workers=2))
     torch.save(found, folder / f"{found['rank']}.pt")
     engine = {
         "_target_": "monai_saliency.distributed.lightning.LightningEngine",

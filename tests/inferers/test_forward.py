@@ -16,7 +16,6 @@ from monai.engines import SupervisedEvaluator
 from monai.inferers import SimpleInferer, SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.distributed import MasksOverDevices
 from monai_saliency.engines import CohortEvaluator
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.networks import Ensemble, accelerated
@@ -356,10 +355,6 @@ def deletion(network: Any) -> torch.Tensor:
     return ms.metrics.Deletion(WINDOWS, network)(torch.arange(64.0).reshape(1, 1, 8, 8), SCAN)
 
 
-def on_devices(network: Any, count: int) -> torch.Tensor:
-    return WINDOWS.replace(sharing=MasksOverDevices(["cpu"] * count))(SCAN, network)[0, 0]
-
-
 PATCHES = SlidingWindowInferer(4, 2, overlap=0.5)
 WHOLE = ms.RegionScore([1], "softmax", region="all")
 PIXELS = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2))  # each voxel gives its own output
@@ -367,8 +362,6 @@ PIXELS = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2)) 
 PATHS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "Saliencyd": (lambda given: ms.Saliencyd("a", called(given), WINDOWS, "b")({"a": SCAN[0]})["b"][0], slow_windows),
     "ensemble": (lambda given: WINDOWS(SCAN, Ensemble([given, given]))[0, 0], slow_windows),
-    "two devices": (lambda given: on_devices(given, 2), slow_windows),
-    "one device": (lambda given: on_devices(called(given), 1), slow_windows),
     "white box": (
         lambda given: ms.integrated_gradients(steps=5, target=TARGET)(SCAN, called(given))[0, 0],
         slow_gradients,

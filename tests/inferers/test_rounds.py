@@ -14,8 +14,6 @@ from helpers.two_rounds import TwoRounds, two_rounds
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.data import PerturbedImages
-from monai_saliency.distributed import MasksOverDevices
 from monai_saliency.distributed.process_group import MasksOverRanks
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers import merged
@@ -189,23 +187,12 @@ def test_a_rank_that_fails_in_the_second_round_ends_all() -> None:
         assert torch.equal(found, explain(1)(images(), Spots()))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_devices_share_every_round(count: int) -> None:
-    (expected,) = explain(1).explain(images(2)[:1], Spots())
-    (found,) = explain(1, sharing=MasksOverDevices(["cpu"] * count)).explain(images(), Spots())
-    assert torch.equal(found.saliency, expected.saliency)
-    assert list(found.ids) == list(expected.ids)
-    assert found.num_forwards == 9 + count - 1
-
-
 def test_scores_that_are_nan_choose_nothing() -> None:
     with pytest.raises(CaseError, match="network scores are NaN or infinite"):
         explain()(images(), lambda x: (x.flatten(1).sum(1, keepdim=True) - 143).log())  # only of the whole image
 
 
 def test_where_scores_are_unknown_it_is_refused() -> None:
-    with pytest.raises(CaseError, match="its later masks depend on scores"):
-        next(iter(PerturbedImages([{"image": images()[0]}], explain())))
     with pytest.raises(ValueError, match="cannot be made channel by channel"):
         ChannelMasks(TwoRounds(6)).bind(images()[0])
 
