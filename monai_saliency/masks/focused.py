@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import operator
+import itertools
 from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
-from scipy import ndimage
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d, adaptive_max_pool3d, avg_pool2d, avg_pool3d, max_pool2d, max_pool3d
 
 from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Observed, Search, Spacing, random_rows
+from monai_saliency.masks.half_effect import half_effect
 from monai_saliency.masks.sliding_window import PatchWindowMasks
 from monai_saliency.masks.until import ended, wanted_agreement
 from monai_saliency.utils.arguments import instance, number, whole_number
@@ -26,23 +25,11 @@ __all__ = ["BoundFocusedMasks", "FocusedMasks"]
 
 # Cells an axis of masks over the whole image, in turn, and of those in a place: coarse ones find, fine ones show shape.
 _COARSE, _FINE = (4, 7), 10
-# Cells are kept in a place with p1 times one of these, in turn: much of what is there may be needed, or little; and
-# outside with p1 times the last one, since the evidence there is known.
-_KEPT, _KEPT_OUTSIDE = (1.2, 1.4, 1.6), 1.8
-# The same with the other places hidden: nearly all of the place that is left may be hidden before the score falls.
-_KEPT_OF_ONE, _KEPT_OUTSIDE_OF_ONE = (0.6, 1.0, 1.4), 1.5
-# However large p1 is, some cells are hidden.
-_MOST_KEPT = 0.95
-# A place is where the map is above the first share of its largest value; below it is mostly chance. Parts above the
-# second one, widened by a cell, may be two lesions. Nothing stands out in more of the image than the third.
-_STANDS_OUT, _STRONG, _EVERYWHERE = 0.1, 0.3, 0.25
-# The evidence is there more than once where hiding the places leaves more than this of what the image adds.
-_LEFT = 0.25
-# Places with evidence that is there more than once: each takes a round.
-_MOST_PLACES = 4
+# A place is where the map is above this share of its largest value; below it is mostly chance.
+_STANDS_OUT = 0.1
 # Masks that are read on their lattice at once.
 _AT_ONCE = 64
-# The number of the mask that hides what is hidden, and nothing at random.
+# The number of the mask that hides a place, and nothing at random.
 _ALONE = -1
 
 
@@ -51,20 +38,23 @@ class FocusedMasks(Masks):
 
     - *First round*: RISE masks (:class:`~monai_saliency.masks.RISEMasks`) of 4 and 7 cells an axis. Evidence is
       likely where their map is above a tenth of its largest value: a *place* of any shape, with a soft edge.
-    - *Second round*: cells of a tenth of each axis are hidden in the place, and few large ones elsewhere. Where the
-      place is more than a quarter of the image, nothing stands out, and there are more masks of the first kind.
-    - Where hiding the place leaves more than a quarter of what the image adds to the score, another place gives what it
-      gives. A round with the first one hidden finds that, and each place has its masks with the others hidden.
-    - With an ``inferer`` that cuts patches, the first round hides windows on the patch grid, and in the second one all
-      outside of the place is kept.
+    - *Second round*: cells of a tenth of each axis are hidden in the place, and few large ones elsewhere. Where no
+      value is above 0, there are more masks of the first kind.
+    - Masks keep so many cells that half of the effect is left, by the scores so far
+      (``monai_saliency.masks.half_effect``): few where any one of several lesions is enough, many where all of a shape
+      is needed.
+    - With an ``inferer`` that cuts patches, the first round hides windows on the patch grid, each alone. If hiding all
+      that they show leaves half of the effect, each other window is hidden together with these. In the second round
+      all outside of the place is kept.
 
-    Each explained score asks for its own masks of the later rounds. An id is ``(hidden, place, number)``: the first two
-    are sets of cells, as the bits of a number, and the last one counts the random masks of a place (of all, if 0).
+    Each explained score asks for its own masks of all looks but the first. An id is ``(place, number, percent)``: a set
+    of cells, as the bits of a number, the number of a random mask, and how many of 100 cells it keeps. The number -1
+    hides the place, and nothing at random.
 
     Args:
         regression: makes the maps that show the places, such as :class:`~monai_saliency.estimators.RegressionScoring`.
         num_masks: random masks for each explained score, at least 4.
-        p1: probability in (0, 1) that a cell is kept in the first round. In a place it is up to 1.6 times that.
+        p1: probability in (0, 1) that a cell is kept, or ``"auto"``: so many that half of the effect is left.
         seed: of the random masks.
         inferer: a sliding-window inferer whose patches are to be spared.
         until: ask for half as many masks of the last round again, until the map agrees so well with one of as many
@@ -80,18 +70,18 @@ class FocusedMasks(Masks):
         >>> import monai_saliency as ms
         >>> bound = ms.masks.FocusedMasks(ms.estimators.RegressionScoring(), num_masks=40).bind(torch.zeros(1, 32, 32))
         >>> search = bound.search(torch.ones(1))
-        >>> ids = next(search)  # 20 random masks, and all hidden
-        >>> scores = bound.render(ids)[:, :, 20:24, 8:12].mean((2, 3))  # of a network that looks there
-        >>> later = search.send(scores)  # does hiding the place hide the evidence?
-        >>> float(bound.render(later)[0, 0, 22, 10])
-        0.0
+        >>> ids = next(search)  # all hidden, and three random masks
+        >>> scores = bound.render(ids)[:, :, 4:20, 8:24].amin((2, 3))  # of a network that needs all voxels there
+        >>> later = search.send(scores)  # so more is kept
+        >>> later[0][2] > 50
+        True
     """
 
     def __init__(
         self,
         regression: Any,
         num_masks: int = 340,
-        p1: float = 0.5,
+        p1: float | str = "auto",
         seed: int = 0,
         inferer: SlidingWindowInferer | None = None,
         until: float | None = None,
@@ -99,8 +89,8 @@ class FocusedMasks(Masks):
     ) -> None:
         self.regression = regression
         self.num_masks = whole_number("num_masks", num_masks, 4)
-        self.p1 = number("p1", p1)
-        if not 0 < self.p1 < 1:
+        self.p1 = p1 if p1 == "auto" else number("p1", p1)
+        if not isinstance(self.p1, str) and not 0 < self.p1 < 1:
             raise ValueError(f"`p1` must be above 0 and below 1, got {p1}: else nothing is hidden, or everything")
         self.seed = whole_number("seed", seed, 0)
         self.until = None if until is None else wanted_agreement(until)
@@ -139,63 +129,63 @@ class BoundFocusedMasks(BoundMasks):
 
     @property
     def at_most(self) -> int:
-        looks = len(self.first_round()) * (1 + self.on_patches) + 2 * (1 + _MOST_PLACES)
+        looks = 2 * self._all.bit_length() + 3 if self.on_patches else 1 + self.num_masks // 2
         return looks + max(self.num_masks, self.budget) - self.num_masks // 2
 
     def first_round(self) -> Ids:
-        return [*self._look(0, self.num_masks // 2), (self._all, 0, _ALONE)]
-
-    def _look(self, hidden: int, count: int) -> list[Id]:
         if self.on_patches:
-            cells = range(self._all.bit_length())
-            return [(hidden | 1 << cell, 0, _ALONE) for cell in cells if not hidden >> cell & 1]
-        return [(hidden, 0, number) for number in range(count)]
+            return [*self._windows_beside(0), (self._all, _ALONE, 0)]
+        return [(self._all, _ALONE, 0), *self._random_masks(0, self._looks[0])]
+
+    @property
+    def _looks(self) -> list[range]:
+        """The random masks of the first round: an eighth of them, then at each further look as many as before it."""
+        half = self.num_masks // 2
+        ends = [0, half // 8, half // 4, half // 2, half]
+        return [range(*pair) for pair in itertools.pairwise(ends)]
 
     def search(self, reference_scores: Tensor) -> Search:
-        observed, image = Observed(self, reference_scores), float(reference_scores)
-        hidden, before, look = 0, image, self._look(0, self.num_masks // 2)
-        left = self.num_masks - self.num_masks // 2
+        observed, half = Observed(self, reference_scores), self.num_masks // 2
         yield from observed.ask(self.first_round())
-        fill = observed.by_id[self._all, 0, _ALONE]
-        places: list[int] = []
-        while standing_out := self._standing_out(observed, hidden, before, look):
-            region, *parts = standing_out
-            together = _union([hidden, *parts])
-            apart = [(hidden | part, 0, _ALONE) for part in parts] if len(parts) > 1 else []
-            yield from observed.ask([(together, 0, _ALONE), *apart])
-            scores = observed.by_id
-            without = scores[together, 0, _ALONE]
-            is_left = without - fill > _LEFT * (image - fill) > 0
-            drops = [before - scores[mask] for mask in apart]
-            adds_up = not apart or sum(drops) > (1 - _LEFT) * (before - without)
-            places += [region] if adds_up and not is_left and not places else parts
-            if not is_left or hidden:
-                break
-            hidden, before, look = together, without, self._look(together, self.num_masks // 4)
-            yield from observed.ask(look)
-            left -= self.num_masks // 4
-        yield from self._last_masks(observed, places, left)
-        return observed.ended(self._words(observed))
+        if self.on_patches:
+            place, start = (yield from self._place_on_patches(observed)), 0
+        else:
+            for look in self._looks[1:]:
+                yield from observed.ask(self._random_masks(0, look, observed))
+            place = self._standing_out(observed, 0, [mask for mask in observed.ids if mask[1] != _ALONE])
+            start = 0 if place else half
+        stop = start + self.num_masks - half
+        yield from observed.ask(self._random_masks(place, range(start, stop), observed))
+        while self.until is not None and len(observed.ids) < self.budget and self._agreement(observed) < self.until:
+            more = min(max((stop - start) // 2, 1), self.budget - len(observed.ids))
+            yield from observed.ask(self._random_masks(place, range(stop, stop + more), observed))
+            stop += more
+        return observed.ended(self._words(observed, place))
 
-    def _last_masks(self, observed: Observed, places: list[int], left: int) -> Generator[Ids, Tensor, None]:
-        """Random masks of the places, as many as are left; with ``until`` more of them until the map is good enough."""
-        contexts = [(_union(places) & ~place, place) for place in places] or [(0, 0)]
-        first = 0 if places else self.num_masks // 2
-        spare, done, wanted = self.budget - len(observed.ids), 0, left // len(contexts)
-        while wanted > done:
-            numbers = range(first + done, first + wanted)
-            yield from observed.ask([(*context, number) for context in contexts for number in numbers])
-            if self.until is None or self._agreement(observed) >= self.until:
-                return
-            done, wanted = wanted, min(wanted + wanted // 2, spare // len(contexts))
+    def _random_masks(self, place: int, numbers: range, observed: Observed | None = None) -> list[Id]:
+        """Random masks of a place, which keep as many of 100 cells as the scores so far ask for."""
+        percent = round(100 * float(half_effect(*self._left(observed)) if self.p1 == "auto" else self.p1))
+        return [(place, drawn, min(max(percent, 1), 99)) for drawn in numbers]
 
-    def _words(self, observed: Observed) -> str:
-        count = len({place for _, place, _ in observed.ids if place})
+    def _left(self, observed: Observed | None) -> tuple[list[float], list[float]]:
+        """Of each random mask the share of cells that it keeps, and the share of the effect that is left."""
+        kept: list[float] = []
+        left: list[float] = []
+        if observed is not None:
+            scores, image = observed.by_id, float(observed.reference_scores)
+            for mask in observed.ids:
+                place, drawn, percent = mask
+                # Under a sliding window, all outside of the place is kept.
+                without = scores[place if place and self.on_patches else self._all, _ALONE, 0]
+                if drawn != _ALONE and without != image:
+                    kept.append(percent / 100)
+                    left.append((scores[mask] - without) / (image - without))
+        return kept, left
+
+    def _words(self, observed: Observed, place: int) -> str:
         words = "nothing stood out, so the last masks cover the whole image"
-        if count:
-            words = f"the last masks look inside {count} place{'s' * (count > 1)} with evidence"
-        if count > 1:
-            words += "; one place can replace another, so the others were hidden meanwhile"
+        if place:
+            words = "the last masks look inside the place with evidence"
         return words if self.until is None else f"{words}; {ended(self._agreement(observed), self.until)}"
 
     def _agreement(self, observed: Observed) -> float:
@@ -204,32 +194,41 @@ class BoundFocusedMasks(BoundMasks):
         spread = float(values.double().var())
         return 1 - float(error.double().square().mean()) / spread if spread else 0.0
 
-    def _standing_out(self, observed: Observed, hidden: int, before: float, look: list[Id]) -> list[int]:
-        """The cells where evidence is likely by some masks over the whole image, and their parts where it is strong;
-        none where nothing stands out.
-        """
-        scores = observed.by_id
-        values = self._on_grid(look, hidden, [before - scores[mask] for mask in look])
-        region = (values > _STANDS_OUT * values.max()) & (values > 0)
-        if not region.any() or region.mean() > _EVERYWHERE:
-            return []
-        around = np.ones([3] * region.ndim)
-        numbers, count = ndimage.label(values > _STRONG * values.max(), around)
-        parts = [region]
-        if count <= _MOST_PLACES:
-            parts = [ndimage.binary_dilation(numbers == number, around) for number in range(1, count + 1)]
-        places = [_bits(cells) & ~hidden for cells in (region, *parts)]
-        return [cells for cells in places if cells]
+    def _windows_beside(self, hidden: int) -> list[Id]:
+        """Masks that each hide one window more."""
+        cells = range(self._all.bit_length())
+        return [(hidden | 1 << cell, _ALONE, 0) for cell in cells if not hidden >> cell & 1]
 
-    def _on_grid(self, look: list[Id], hidden: int, drops: list[float]) -> np.ndarray:
-        """The evidence in each cell, by masks that let the score fall so much."""
+    def _place_on_patches(self, observed: Observed) -> Generator[Ids, Tensor, int]:
+        """The windows with evidence: each hidden alone, and each together with these if half of the effect is left."""
+        place = self._standing_out(observed, 0, self._windows_beside(0))
+        if not place:
+            return 0
+        yield from observed.ask([(place, _ALONE, 0)])
+        scores, image = observed.by_id, float(observed.reference_scores)
+        fill = scores[self._all, _ALONE, 0]
+        if scores[place, _ALONE, 0] - fill > (image - fill) / 2 > 0:
+            look = self._windows_beside(place)
+            yield from observed.ask(look)
+            place |= self._standing_out(observed, place, look)
+            yield from observed.ask([(place, _ALONE, 0)])
+        return place
+
+    def _standing_out(self, observed: Observed, hidden: int, look: list[Id]) -> int:
+        """The cells where evidence is likely by some masks, without those that are hidden; none where nothing is."""
+        scores = observed.by_id
         if self.on_patches:
+            before = scores.get((hidden, _ALONE, 0), float(observed.reference_scores))
             values = np.zeros(self.grid)
-            values.flat[[(windows & ~hidden).bit_length() - 1 for windows, *_ in look]] = drops
-            return values
-        effects = self.regression.effects(self, look, -torch.tensor(drops, dtype=torch.float64))
-        pool: Any = adaptive_max_pool2d if effects.ndim == 2 else adaptive_max_pool3d
-        return pool(effects[None], self.grid)[0].numpy()
+            values.flat[[(windows & ~hidden).bit_length() - 1 for windows, *_ in look]] = [
+                before - scores[mask] for mask in look
+            ]
+        else:
+            wanted = torch.tensor([scores[mask] for mask in look], dtype=torch.float64)
+            effects = self.regression.effects(self, look, wanted)
+            pool: Any = adaptive_max_pool2d if effects.ndim == 2 else adaptive_max_pool3d
+            values = pool(effects[None], self.grid)[0].numpy()
+        return _bits((values > _STANDS_OUT * values.max()) & (values > 0)) & ~hidden
 
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """``id``, objects ``(n,)``: the ids."""
@@ -243,44 +242,40 @@ class BoundFocusedMasks(BoundMasks):
         masks = _along_axes(self._points(ids, device), matrices)
         if self.on_patches:
             parts = []
-            for hidden, place, rows in _grouped(ids):
+            for place, is_alone, rows in _grouped(ids):
                 part = masks.index_select(0, to_device(np.array(rows), device))
-                part = torch.where(self._windows(place or self._all, box, device), part, 1)
-                parts.append((rows, part.mul_(~self._windows(hidden, box, device))))
+                here = self._windows(place or self._all, box, device)
+                parts.append((rows, part.mul_(~here) if is_alone else torch.where(here, part, 1)))
             masks = _joined(parts)
         return masks[:, None]
 
     def _points(self, ids: Sequence[tuple[int, int, int]], device: torch.device) -> Tensor:
         """Masks on their lattice, ``(n, *points)``."""
         parts = []
-        for hidden, place, rows in _grouped(ids):
-            numbers = [ids[row][2] for row in rows]
-            if numbers[0] == _ALONE:
+        for place, is_alone, rows in _grouped(ids):
+            if not is_alone:
+                part = self._random(place, [ids[row] for row in rows], device)
+            elif self.on_patches:
                 part = torch.ones(len(rows), *self._lattice, dtype=self.dtype, device=device)
             else:
-                part = self._random(place, hidden > 0, numbers, device)
-            if hidden and not self.on_patches:
-                part *= 1 - self._soft(hidden, device)
+                part = (1 - self._soft(place, device)).expand(len(rows), *self._lattice)
             parts.append((rows, part))
         return _joined(parts)
 
-    def _random(self, place: int, has_others: bool, numbers: list[int], device: torch.device) -> Tensor:
+    def _random(self, place: int, ids: Sequence[tuple[int, int, int]], device: torch.device) -> Tensor:
+        numbers, kept = [number for _, number, _ in ids], [percent / 100 for *_, percent in ids]
         if not place:
             parts = []
             for turn, cells in enumerate(_COARSE):
                 rows = [row for row, number in enumerate(numbers) if number % len(_COARSE) == turn]
-                found = self._cells([numbers[row] for row in rows], cells, turn, [self.p1] * len(rows), device)
-                parts.append((rows, found))
+                some = [numbers[row] for row in rows], [kept[row] for row in rows]
+                parts.append((rows, self._cells(some[0], cells, turn, some[1], device)))
             return _joined(parts)
-        shares, around = (_KEPT_OF_ONE, _KEPT_OUTSIDE_OF_ONE) if has_others else (_KEPT, _KEPT_OUTSIDE)
-        kept = [min(shares[number % len(shares)] * self.p1, _MOST_KEPT) for number in numbers]
-        outside = [min(around * self.p1, _MOST_KEPT)] * len(numbers)
         fine = self._cells(numbers, _FINE, len(_COARSE), kept, device)
         if self.on_patches:
             return fine
-        inside = self._soft(place, device)
-        coarse = self._cells(numbers, _COARSE[0], len(_COARSE) + 1, outside, device)
-        return torch.lerp(coarse, fine, inside)
+        coarse = self._cells(numbers, _COARSE[0], len(_COARSE) + 1, kept, device)
+        return torch.lerp(coarse, fine, self._soft(place, device))
 
     def _cells(self, numbers: list[int], cells: int, table: int, kept: list[float], device: torch.device) -> Tensor:
         """Grids of random cells, stretched to the lattice at a random shift of up to one cell."""
@@ -319,14 +314,13 @@ class BoundFocusedMasks(BoundMasks):
         hides, rows = np.zeros(len(ids), dtype=bool), np.zeros((len(ids), 2), dtype=np.int64)
         axes = zip(self.bounds, box, strict=True)
         cells = tuple(slice(*np.searchsorted(ends, (side.start + 1, side.stop)) - (1, 0)) for ends, side in axes)
-        for hidden, place, of in _grouped(ids):
-            varied = 0 if ids[of[0]][2] == _ALONE else place or self._all
-            here = [self._chosen(windows)[cells] for windows in (hidden, varied)]
-            hides[of] = here[0].any() or here[1].any()
-            digest = hashlib.blake2b(here[0].tobytes() + here[1].tobytes(), digest_size=7).digest()
+        for place, is_alone, of in _grouped(ids):
+            here = self._chosen(place or self._all)[cells]
+            hides[of] = here.any()
+            digest = hashlib.blake2b(here.tobytes() + bytes([is_alone]), digest_size=7).digest()
             rows[of, 0] = int.from_bytes(digest, "little")
-            if here[1].any():  # elsewhere masks of one place are alike
-                rows[of, 1] = [ids[row][2] for row in of]
+            if here.any() and not is_alone:  # elsewhere masks of one place are alike
+                rows[of, 1] = [1 + 100 * ids[row][1] + ids[row][2] for row in of]
         return hides, rows
 
     def along_axes(self, ids: Ids, matrices: Sequence[Tensor]) -> Tensor:
@@ -340,21 +334,17 @@ class BoundFocusedMasks(BoundMasks):
         return torch.cat(found)[:, None]
 
 
-def _union(places: Sequence[int]) -> int:
-    return functools.reduce(operator.or_, places, 0)
-
-
 def _bits(chosen: np.ndarray) -> int:
     """Cells as the bits of a number."""
     return int.from_bytes(np.packbits(chosen, bitorder="little").tobytes(), "little")
 
 
-def _grouped(ids: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, list[int]]]:
-    """What is hidden, the place, and the rows of the masks that share both: random ones, and one that is not."""
-    found: dict[tuple[int, int, bool], list[int]] = {}
-    for row, (hidden, place, at) in enumerate(ids):
-        found.setdefault((hidden, place, at == _ALONE), []).append(row)
-    return [(hidden, place, rows) for (hidden, place, _), rows in found.items()]
+def _grouped(ids: Sequence[tuple[int, int, int]]) -> list[tuple[int, bool, list[int]]]:
+    """The place, whether it is hidden as a whole, and the rows of the masks that share both."""
+    rows_of: dict[tuple[int, bool], list[int]] = {}
+    for row, (place, drawn, _) in enumerate(ids):
+        rows_of.setdefault((place, drawn == _ALONE), []).append(row)
+    return [(place, is_alone, rows) for (place, is_alone), rows in rows_of.items()]
 
 
 def _joined(parts: Sequence[tuple[list[int], Tensor]]) -> Tensor:

@@ -127,7 +127,7 @@ def random_grid(
 @method
 def focused_rise(
     num_masks: int | None = None,
-    p1: float = 0.5,
+    p1: float | str = "auto",
     seed: int = 0,
     until: float | None = None,
     budget: int | None = None,
@@ -140,13 +140,13 @@ def focused_rise(
     forwards, by one regression of the scores on all masks.
 
     Where nothing stands out, as in a healthy scan, there are more masks over the whole image.
-    Where one place gives what another gives, such as two lesions, the image is looked at again with the first one
-    hidden, and each place is perturbed with the others hidden.
+    Masks keep so much that half of the effect is left, by the scores so far: little where one place gives what another
+    gives, such as two lesions, and much where all of a shape is needed.
     Under a ``SlidingWindowInferer`` windows on its patch grid find the place, and all outside of it is kept.
 
     Args:
         num_masks: random masks for each explained score, 340 by default, half of them over the whole image.
-        p1: probability in (0, 1) that a cell is kept in the first half; fewer are hidden in the second.
+        p1: probability in (0, 1) that a cell is kept; ``"auto"`` finds it from the scores.
         seed: of the random masks.
         until: more masks of the second half until the map agrees so well with one of as many other masks, as for
             :func:`rise`.

@@ -39,6 +39,7 @@ EDGE = {2: 64, 3: 32}
 #: seeds: of the images that are explained, of those on which a network's accuracy is measured, and of the training
 HALVES, HELD_OUT, FIRST_TRAINING = {"choose": 1, "final": 2}, 3, 10_000_000
 LEAST_DICE = 0.5  # of a crop that is explained
+FEW, MANY = 3, 10  # lesions in a crop: at most, at least
 
 Random = np.random.Generator
 Made = tuple[Tensor, Tensor, Tensor]
@@ -242,6 +243,102 @@ def lump(random: Random, count: int, device: str) -> Made:
     return made(image, truth, truth.long())
 
 
+def several(random: Random, count: int, device: str, dims: int) -> Made:
+    """One to eight small lesions, unequally large and bright, or none: any of them is enough."""
+    many = np.where(random.integers(2, size=count), random.integers(1, 9, size=count), 0)
+    edge, apart, low, high = EDGE[dims], *{2: (8, 1.5, 3), 3: (6, 1.3, 2.2)}[dims]
+    discs = balls(random, places(random, count, 8, apart, [4] * dims, [edge - 5] * dims), low, high, device)
+    bright = torch.from_numpy(random.uniform(2.5, 4, (count, 8))).to(device, torch.float32)
+    shown = torch.from_numpy(np.arange(8) < many[:, None]).to(device) * bright
+    discs = discs * shown.reshape(count, 8, *[1] * dims)
+    return made(noise(random, count, [2.0] * dims, device) + discs.sum(1), discs.any(1), (many > 0).astype(int))
+
+
+def largest(random: Random, count: int, device: str) -> Made:
+    """Two to six bright discs; wanted is the radius of the largest one."""
+    many, radii = random.integers(1, 6, size=count), random.uniform(4, 7, count)
+    others = random.uniform(1.5, radii[:, None] - 1.5, (count, 5))
+    radii = np.concatenate([radii[:, None], np.where(np.arange(5) < many[:, None], others, 0)], axis=1)
+    far = offsets(places(random, count, 6, 15, [8, 8], [55, 55]), device).norm(dim=-1)
+    discs = far < torch.from_numpy(radii).to(device, torch.float32)[..., None, None]
+    return made(noise(random, count, [2.0, 2.0], device) + 3 * discs.any(1), discs[:, 0], radii[:, 0])
+
+
+def lesions_and_rods(random: Random, count: int, device: str) -> Made:
+    """A segmentation of one to six discs, beside thin lines as bright."""
+    many = random.integers(1, 7, size=count)
+    discs = balls(random, places(random, count, 6, 10, [5, 5], [58, 58]), 2.5, 4, device)
+    truth = (discs & torch.from_numpy(np.arange(6) < many[:, None]).to(device)[:, :, None, None]).any(1)
+    to, turned = offsets(random.uniform(8, 55, (count, 3, 2)), device), random.uniform(0, np.pi, (count, 3))
+    along = torch.from_numpy(np.stack([np.cos(turned), np.sin(turned)], -1)).to(device, torch.float32)
+    reach = torch.einsum("nexyd,ned->nexy", to, along)
+    lines = ((to - reach[..., None] * along[:, :, None, None]).norm(dim=-1) < 0.8) & (reach.abs() < 8)
+    return made(noise(random, count, [2.0, 2.0], device) + 3 * (truth | lines.any(1)), truth, truth.long())
+
+
+def known(random: Random, count: int, device: str, many: int, kind: str) -> Made:
+    """So many discs, unequally large and bright, on faint noise: the evidence is those that :class:`Known` answers
+    "yes" to alone.
+    """
+    discs = balls(random, places(random, count, many, 9, [5, 5], [58, 58]), 2, 4.5, device)
+    bright = torch.from_numpy(random.uniform(1.5, 4, (count, many, 1, 1))).to(device, torch.float32)
+    seen = torch.stack([Known(kind)(each[:, None])[:, 1] > 0 for each in (bright * discs).unbind(1)], dim=1)
+    truth = (discs & seen[..., None, None]).any(1)
+    return made(0.2 * noise(random, count, [2.0, 2.0], device) + (bright * discs).sum(1), truth, np.ones(count, int))
+
+
+class Known(nn.Module):
+    """Two classes by the bright voxels, with nothing to train: any of them ("or"), all together ("sum"), or the
+    brightest one of them ("max").
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.bias = nn.Parameter(torch.zeros(1))  # an optimiser needs one; its gradient is 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        bright = nn.functional.avg_pool2d(images, 3, 1, 1)
+        if self.kind == "max":
+            logit = 4 * (bright.flatten(1).amax(1) - 1.5)
+        elif self.kind == "or":  # each square says no by itself: the probability that all of them do
+            yes = (4 * (nn.functional.max_pool2d(bright, 8) - 1.5)).sigmoid().flatten(1)
+            no = torch.log1p(-0.95 * yes).sum(1)
+            logit = (-torch.expm1(no)).log() - no
+        else:
+            logit = ((4 * (bright - 1.5)).sigmoid() - torch.tensor(-6.0).sigmoid()).flatten(1).sum(1) / 4 - 2
+        return torch.stack([-logit / 2, logit / 2], dim=1) + 0 * self.bias
+
+
+class Attention(nn.Module):
+    """The mean of features ``(n, channels, *cells)``, weighted by what they are (Ilse et al., 2018)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Sequential(nn.Linear(channels, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        cells = features.flatten(2).mT
+        return (cells * self.weight(cells).softmax(1)).sum(1)
+
+
+class Counted(UNet):
+    """A segmentation in training; afterwards the number of connected regions that it finds, ``(n, 1)``."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images)
+        return logits if self.training else regions(logits.argmax(1)).to(logits)
+
+
+def regions(labels: Tensor) -> Tensor:
+    """The number of connected regions of at least four voxels in each label map ``(n, *spatial)``, as ``(n, 1)``."""
+    counts = []
+    for each in labels.cpu().numpy():
+        numbers, _ = ndimage.label(each, np.ones([3] * each.ndim))
+        counts.append([int((np.bincount(numbers.ravel())[1:] >= 4).sum())])
+    return torch.tensor(counts)
+
+
 def convolutions(dims: int, pool: str = "max", channels: int = 1, classes: int = 2) -> nn.Sequential:
     """Convolutions with batch norm, and the largest or the mean answer of each of the last ones, or all of them."""
     conv, norm = (nn.Conv2d, nn.BatchNorm2d) if dims == 2 else (nn.Conv3d, nn.BatchNorm3d)
@@ -251,6 +348,8 @@ def convolutions(dims: int, pool: str = "max", channels: int = 1, classes: int =
     if pool == "none":  # as in XAI-TRIS: what is where matters
         head = nn.Linear(4 * (EDGE[dims] // 4) ** dims, 32), nn.ReLU(), nn.Linear(32, classes)
         return nn.Sequential(*layers, conv(24, 4, 1), nn.Flatten(), *head)
+    if pool == "attention":
+        return nn.Sequential(*layers, Attention(24), nn.Linear(24, classes))
     kind = getattr(nn, f"Adaptive{'Max' if pool == 'max' else 'Avg'}Pool{dims}d")
     return nn.Sequential(*layers, kind(1), nn.Flatten(), nn.Linear(24, classes))
 
@@ -290,13 +389,13 @@ class Task:
 
     make: Callable[[Random, int, str], Made]
     network: Callable[[], nn.Module]  # at random weights
-    kind: str = "class"  # or "count" or "segmentation"
+    kind: str = "class"  # or "count", "segmentation", or "regions", whose number a segmentation is read as
     steps: int = 300
     rate: float = 5e-3
     settings: dict[str, Any] = field(default_factory=lambda: {"mask_batch_size": 128})
 
     def loss(self, found: Tensor, wanted: Tensor) -> Tensor:
-        if self.kind == "segmentation":
+        if self.kind in ("segmentation", "regions"):
             return DiceCELoss(to_onehot_y=True, softmax=True)(found, wanted[:, None].float())
         if self.kind == "count":
             return nn.functional.mse_loss(found[:, 0], wanted.float())
@@ -306,14 +405,17 @@ class Task:
         """How right each answer is, 0 to 1: of a segmentation its Dice."""
         if self.kind == "segmentation":
             return torch.stack([dice(a, b) for a, b in zip(found.argmax(1) == 1, wanted == 1, strict=True)])
-        if self.kind == "count":
+        if self.kind in ("count", "regions"):
+            wanted = wanted if self.kind == "count" else regions(wanted)[:, 0].to(found)
             return ((found[:, 0] - wanted).abs() < 0.5).float()
         return (found.argmax(1) == wanted).float()
 
     def target(self, found: Tensor, wanted: Tensor) -> ms.Target:
         if self.kind == "segmentation":
             return ms.RegionScore(1, "softmax", region=found.argmax(0)[None] == 1)
-        return ms.ClassScore([0], "none") if self.kind == "count" else ms.ClassScore([int(wanted)], "softmax")
+        if self.kind in ("count", "regions"):
+            return ms.ClassScore([0], "none")
+        return ms.ClassScore([int(wanted)], "softmax")
 
 
 def dice(found: Tensor, truth: Tensor) -> Tensor:
@@ -367,6 +469,15 @@ for _kind, _pool in (("linear", "vit"), ("multiplicative", "mean"), ("rotated", 
         _network = partial(Transformer, _dims) if _pool == "vit" else partial(convolutions, _dims, _pool)
         _name = f"{_kind}_{'correlated' if _correlated else 'white'}{'_3d' if _dims == 3 else ''}"
         TASKS[_name] = Task(_made, _network, steps=800, rate=5e-3 if _pool in ("max", "mean") else 1e-3)
+
+# The everyday question, whose evidence is there more than once.
+for _pool, _dims in itertools.product(("max", "attention"), (2, 3)):
+    _name = f"any_{_pool}{'_3d' if _dims == 3 else ''}"
+    TASKS[_name] = Task(partial(several, dims=_dims), partial(convolutions, _dims, _pool))
+TASKS["largest"] = Task(largest, partial(convolutions, 2, "max", classes=1), "count", steps=800)
+TASKS["regions"] = Task(lesions_and_rods, lambda: Counted(2, 1, 2, (8, 16, 24), (2, 2), norm="batch"), "regions")
+for _kind, _many in itertools.product(("or", "sum", "max"), (3, 6, 12)):
+    TASKS[f"known_{_kind}_{_many}"] = Task(partial(known, many=_many, kind=_kind), partial(Known, _kind), steps=1)
 
 
 DEMO = "demo"
@@ -453,6 +564,21 @@ def of_patient(name: str, half: str, count: int, device: str, folder: Path) -> I
             yield Question(f"lesions, {question}", done, image, truth, *both, target, accuracy, shared)
         target, shared = ms.RegionScore(1, "softmax", region=found), {"mask_batch_size": 8, "inferer": patches}
         yield Question("lesions, segmentation", done, image, truth, network, untrained, target, accuracy, shared)
+    # "Is there one" where there are many, and where there are few.
+    asked = Lesions(network, "any").eval(), Lesions(untrained, "any").eval(), ms.ClassScore([1], "softmax"), accuracy
+    left = {"few": max(1, count // 2), "many": max(1, count // 2)}
+    for _ in range(100 * count):
+        voxels = np.argwhere(numbers == random.integers(1, most + 1))
+        centre = voxels[random.integers(len(voxels))] + random.integers(-32, 33, size=3)
+        image, truth = crop(images, centre, 64)[None].clone(), crop(lesions, centre, 64).clone()
+        here = int(regions(truth[None])[0, 0])
+        kind = "few" if 1 <= here <= FEW else "many" if here >= MANY else ""
+        if left.get(kind, 0):
+            with torch.no_grad():
+                found = network(image).argmax(1) == 1
+            if dice(found[0], truth) >= LEAST_DICE:
+                left[kind] -= 1
+                yield Question(f"lesions, any of {kind}", left[kind], image, truth, *asked, {"mask_batch_size": 64})
 
 
 def of_demo(half: str, count: int, device: str) -> Iterator[Question]:
