@@ -55,8 +55,8 @@ def explain(
         chosen = check_option("method", chosen, {name: getattr(methods, name) for name in methods.__all__})
     if isinstance(chosen, PerturbationInferer):
         raise ValueError(
-            "`method` must be a name or a function such as ms.rise, without its brackets: give its settings to explain, "
-            "or call what it made, explain = ms.rise(target=...); maps = explain(images, network)"
+            "`method` must be a name or a function such as ms.rise, without its brackets: give its settings to "
+            "explain, or call what it made, explain = ms.rise(target=...); maps = explain(images, network)"
         )
     of_call = {name: settings.pop(name) for name in _OF_CALL if name in settings}
     return chosen(target=target, **settings)(images, network, **of_call)
