@@ -46,7 +46,8 @@ class AttachSettings:
         output: the part of the network's output that is explained.
         classes: of the automatic target.
         activation: of the automatic target.
-        scale: of the automatic target: ``"auto"`` explains the log-odds of a saturated probability.
+        scale: of the automatic target: ``"probability"`` or ``"log_odds"``; by default log-odds of a class, and the mean
+            probability in a region.
         against: of the automatic target: a class that the others are explained against.
         method: the name of a function of :mod:`monai_saliency.methods`, the dotted path of your own function, or
             ``"auto"``: ``focused_rise``, or what has the settings that are given
@@ -94,7 +95,7 @@ class AttachSettings:
     output: str | int | Sequence[str | int] | None = None
     classes: Sequence[int] | str = "predicted"
     activation: str | None = None
-    scale: str = "auto"
+    scale: str | None = None
     against: int | None = None
     method: str | Callable[..., PerturbationInferer] = AUTO
     fill: float | str | Callable[[torch.Tensor], torch.Tensor] = "auto"
@@ -147,7 +148,7 @@ class AttachSettings:
             return
         if isinstance(self.target, str):
             raise ValueError(f"`{self.prefix}target` must be 'auto' or a target, got {self.target!r}")
-        if (self.classes, self.activation, self.scale, self.against) != ("predicted", None, "auto", None):
+        if (self.classes, self.activation, self.scale, self.against) != ("predicted", None, None, None):
             names = [f"`{self.prefix}{name}`" for name in ("classes", "activation", "scale", "against")]
             raise ValueError(
                 f"{', '.join(names)} are for the target 'auto': give them to {type(self.target).__name__} itself"

@@ -17,9 +17,8 @@ def case_title(explanation: Explanation) -> str:
         words.append(f"predicted {described['prediction']}")
         if "probability" in described:
             words[-1] += f" ({described['probability']:.3f})"
-    scores = []
-    of_score = zip(target.labels, target.quantities(), explanation.reference_scores.tolist(), strict=True)
-    for label, quantity, score in of_score:
+    scores, quantity = [], target.quantity()
+    for label, score in zip(target.labels, explanation.reference_scores.tolist(), strict=True):
         scores.append(f"{label_name(label)} scores {_figure(quantity, score)}")
     words.append(f"explained: {', '.join(scores)}")
     lines = [explanation.name, ", ".join(words)]
@@ -29,6 +28,6 @@ def case_title(explanation: Explanation) -> str:
 
 
 def _figure(quantity: Quantity, score: float) -> str:
-    """The score of a title; of a saturated probability with its log-odds."""
+    """The score of a title; of log-odds with their probability."""
     reported = f"{quantity.reported(score):.3f}"
     return f"{reported} (log-odds {score:.2f})" if quantity.unit == "log-odds" else reported

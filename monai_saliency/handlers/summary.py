@@ -58,15 +58,14 @@ def summarize(
     """
     of_map = zip(
         explanation.explained,
-        explanation.quantities,
         maps,
         _for_each_map(explanation.noise, len(maps)),
         _for_each_map(explanation.fill_leaves, len(maps)),
         _verdicts(explanation, maps, errors),
         strict=True,
     )
-    rows = []
-    for (label_index, channel, score), quantity, saliency, noise, left, verdict in of_map:
+    rows, quantity = [], explanation.target.quantity()
+    for (label_index, channel, score), saliency, noise, left, verdict in of_map:
         peak = peak_voxel(saliency)
         # The voxels of a 2D scan have z = 0 in its affine.
         mm = (affine @ [*peak, *[0] * (3 - len(peak)), 1])[:3]

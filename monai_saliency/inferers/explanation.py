@@ -12,7 +12,7 @@ import torch
 
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.masks.base import BoundMasks, Id, Observed
-from monai_saliency.targets.base import BoundTarget, Quantity, label_name
+from monai_saliency.targets.base import BoundTarget, label_name
 from monai_saliency.utils.arguments import written
 from monai_saliency.utils.timing import stage
 
@@ -161,11 +161,6 @@ class Explanation:
         channels = [None] if self.masks.channels is None else range(self.masks.channels)
         scores = zip(self.target.labels, self.reference_scores.tolist(), strict=True)
         return [(label, channel, score) for label, score in scores for channel in channels]
-
-    @property
-    def quantities(self) -> list[Quantity]:
-        """What the score of each map is, and its unit, in the order of :attr:`explained`."""
-        return [each for each in self.target.quantities() for _ in range(self.masks.channels or 1)]
 
 
 def share_left(target: BoundTarget, before: torch.Tensor, hidden: torch.Tensor, changed: torch.Tensor) -> torch.Tensor:

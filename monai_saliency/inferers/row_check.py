@@ -140,8 +140,8 @@ class RowCheck:
         gaps, sizes = (first - second).abs(), torch.maximum(first.abs(), second.abs())
         largest = [float(each.abs().nan_to_num(0, 0, 0).max()) for each in other.values if each.numel()]
         least = min(1.0, max(largest, default=0.0))
-        floors = [0.0 if each.unit == "probability" else least for each in target.quantities()]
-        sizes = torch.maximum(sizes, sizes.new_tensor(floors))
+        if target.quantity().unit != "probability":
+            sizes = sizes.clamp(min=least)
         same = (gaps <= times * self.tolerance(gaps.dtype) * sizes) | (gaps <= _SHOWN * spread)
         return not bool((same | (first.isnan() & second.isnan())).all())
 

@@ -212,4 +212,4 @@ class NetworkMetric(SaliencyMetric):
                 "the maps of this target, or a target of one value"
             )
         k = one.number if len(reference) > 1 else 0
-        return Scored(state.masks, scored.ids, scores[:, k], reference[k], state.target.quantities()[k])
+        return Scored(state.masks, scored.ids, scores[:, k], reference[k], state.target.quantity())

@@ -71,8 +71,7 @@ class AutoTarget(Target):
 
     What a score means (a probability or the network's own number, one class of several or several at once) is the same
     for all cases of a cohort: it follows from these settings, the postprocessing, the output's shape and whether the
-    network ends in a softmax. Only ``scale`` looks at a case: a saturated probability is explained by its log-odds. In
-    this order:
+    network ends in a softmax. In this order:
 
     1. ``activation``, where it is given. With ``"none"`` scores are the network's own numbers.
     2. The activation of the postprocessing.
@@ -80,7 +79,7 @@ class AutoTarget(Target):
        activation or a label, a function that cannot be read (such as ``Lambdad``) is refused with an error that asks
        for ``activation``.
     4. Probabilities, where the channels lie in [0, 1] and sum to 1 within 1e-4, as a network gives them that ends in a
-       softmax. They are explained as they are. A case fails where an output of a perturbed image does not sum to 1.
+       softmax. A case fails where an output of a perturbed image does not sum to 1.
     5. Otherwise the network is taken to end in logits: softmax for several channels, unless the postprocessing applies
        a threshold, else sigmoid. A case whose output lies in [0, 1] may hold probabilities already, and fails with an
        error that asks for ``activation``.
@@ -95,8 +94,9 @@ class AutoTarget(Target):
             one see above.
         output: the part of the output to explain: a key, an index, or several from the outside in. By default it is
             found automatically.
-        scale: ``"auto"``, ``"probability"`` or ``"log_odds"``, the scale of the probability of a class or in a region
-            (:class:`~monai_saliency.ClassScore`).
+        scale: ``"probability"`` or ``"log_odds"``, the scale of the probability of a class or in a region. By default
+            a class is explained by its log-odds (:class:`~monai_saliency.ClassScore`), a region by its mean probability
+            (:class:`~monai_saliency.RegionScore`).
         against: the index of a class B, to explain why the network chooses a class A and not B.
 
     Raises:
@@ -119,7 +119,7 @@ class AutoTarget(Target):
         classes: Sequence[int] | str = "predicted",
         activation: str | None = None,
         output: str | int | Sequence[str | int] | None = None,
-        scale: str = "auto",
+        scale: str | None = None,
         against: int | None = None,
     ) -> None:
         self.readings = dict(readings or {})
@@ -128,7 +128,7 @@ class AutoTarget(Target):
         self.output: tuple[str | int, ...] | None = None
         if output is not None:
             self.output = (output,) if isinstance(output, (str, int)) else tuple(output)
-        self.scale = check_option("scale", scale, SCALES)
+        self.scale = None if scale is None else check_option("scale", scale, SCALES)
         self.against = None if against is None else whole_number("against", against, 0)
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
@@ -184,7 +184,10 @@ class AutoTarget(Target):
         labels = reading.labels(values, activation)
         if is_volume:
             return replace(self._segmentation(values, activation, labels, name), assumed=assumed)
-        choice = self._classification(values.shape[1], activation, labels, name)
+        scale = self.scale
+        if scale is None and assumed == _PROBABILITIES:
+            scale = "log_odds"
+        choice = self._classification(values.shape[1], activation, labels, name, scale)
         is_single = reading.discrete == "threshold" and values.shape[1] == 1
         return replace(choice, assumed=assumed, prediction=int(labels.values) if is_single else None)
 
@@ -208,7 +211,7 @@ class AutoTarget(Target):
             )
         return found, f"logits, of which a {found} makes probabilities"
 
-    def _classification(self, count: int, activation: str, labels: Labels, name: str) -> Choice:
+    def _classification(self, count: int, activation: str, labels: Labels, name: str, scale: str | None) -> Choice:
         """The target of classes; where several may be predicted, of all that are."""
         classes: Any = self.classes
         if classes == "predicted" and labels.overlapping and bool(labels.values.any()):
@@ -221,29 +224,31 @@ class AutoTarget(Target):
             what = f"class {_listed(classes)}"
         if self.against is not None:
             what += f" against class {self.against}"
-        target = ClassScore(classes, activation, self.scale, self.against)
+        target = ClassScore(classes, activation, scale, self.against)
+        if target.scale == "log_odds":
+            name = f"log-odds of the {name}"
         return Choice(target, f"classification into {count}: {name} of {what}")
 
     def _segmentation(self, values: torch.Tensor, activation: str, labels: Labels, name: str) -> Choice:
         """The target of channels, in the voxels that have their label."""
-        count = values.shape[1]
+        count, scale = values.shape[1], self.scale or "probability"
         what = f"segmentation into {count}: mean {name} of channel"
         if self.classes != "predicted":
             # Channels that the user chose may have no predicted voxel.
             channels = list(range(count)) if isinstance(self.classes, str) else self.classes
-            target = RegionScore(channels, activation, "all", scale=self.scale)
+            target = RegionScore(channels, activation, "all", scale=scale)
             return Choice(target, f"{what} {_listed(channels)} in the image")
         predicted = labels.channels(count)
         if not predicted:
             first = int(labels.background)
             best = first + int(values[0, first:].flatten(1).mean(dim=1).argmax())
             words = f"{what} {best} in the whole image, since no voxel is predicted as any channel"
-            return Choice(RegionScore(best, activation, "all", scale=self.scale), words)
+            return Choice(RegionScore(best, activation, "all", scale=scale), words)
         shown = sorted(predicted[:_MAX_MAPS])
         words = f"{what} {_listed(shown)} in its predicted region"
         if len(predicted) > _MAX_MAPS:
             words += f", the largest of {len(predicted)}"
-        return Choice(PredictedRegionScore(shown, activation, lambda _: labels, self.scale), words)
+        return Choice(PredictedRegionScore(shown, activation, lambda _: labels, scale), words)
 
     def _check_numbers(self, values: torch.Tensor, reading: Reading, where: str) -> None:
         """Refuse numbers that somebody takes for classes: in another shape these would be explained."""
@@ -317,9 +322,6 @@ class _BoundChoice(BoundTarget):
 
     def quantity(self) -> Quantity:
         return self.bound.quantity()
-
-    def quantities(self) -> list[Quantity]:
-        return self.bound.quantities()
 
     def uninformed(self) -> list[float]:
         return self.bound.uninformed()

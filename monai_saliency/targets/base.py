@@ -26,13 +26,14 @@ __all__ = [
     "Target",
     "check_activation",
     "check_indices",
+    "check_probabilities",
     "check_tensor",
     "check_volume",
     "cosine",
     "digits",
-    "in_log_odds",
     "in_unit_interval",
     "label_name",
+    "log_odds",
     "log_odds_of",
     "log_probabilities",
     "quantity_after",
@@ -49,10 +50,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda output: output,
 }
 
-#: ``"auto"`` explains the log-odds of a probability that is saturated, below the lowest or above the highest of
-#: :data:`UNSATURATED` for the unperturbed image
-SCALES = ("auto", "probability", "log_odds")
-UNSATURATED = (0.01, 0.99)
+#: what is explained of a probability
+SCALES = ("probability", "log_odds")
 
 #: the range of a score, by its unit
 _SPANS = {"probability": 1.0, "0 to 1": 1.0, "-1 to 1": 2.0}
@@ -127,18 +126,14 @@ class BoundTarget(ABC):
         return {}
 
     def quantity(self) -> Quantity:
-        """Name and unit of the scores, for tables. They follow from the target's settings alone."""
+        """Name and unit of the K scores, for tables. They follow from the target's settings alone."""
         return Quantity(f"score of {type(self).__name__.removeprefix('_')}", "")
-
-    def quantities(self) -> list[Quantity]:
-        """What each of the K scores is: :meth:`quantity`, or its log-odds where the unperturbed score is saturated."""
-        return [self.quantity()] * len(self.labels)
 
     def uninformed(self) -> list[float]:
         """Each of the K scores of an image that shows nothing: chance for the probability of a class, 0 for an overlap
         and for the probability in a region; NaN where that is not known, as for logits and predicted values.
         """
-        return [0.0 if quantity.unit == "0 to 1" else math.nan for quantity in self.quantities()]
+        return [0.0 if self.quantity().unit == "0 to 1" else math.nan] * len(self.labels)
 
 
 class Target(ABC):
@@ -164,20 +159,13 @@ class Target(ABC):
         """
 
 
-def in_log_odds(scale: str, scores: torch.Tensor, are_probabilities: bool, case: Case) -> list[bool]:
-    """Which of the scores ``(K,)`` of the unperturbed image are explained as log-odds, each by itself."""
-    if scale == "log_odds" and not in_unit_interval(scores):
+def check_probabilities(scores: torch.Tensor) -> None:
+    """Refuse scores of the unperturbed image that have no log-odds."""
+    if not in_unit_interval(scores):
         raise ValueError(
             f"`scale` 'log_odds' needs probabilities, and the scores lie in [{float(scores.min()):.3g}, "
             f"{float(scores.max()):.3g}]; use activation='softmax' or 'sigmoid' for logits"
         )
-    if scale != "auto":
-        return [scale == "log_odds"] * len(scores)
-    saturated = (scores < UNSATURATED[0]) | (scores > UNSATURATED[1])
-    if are_probabilities and bool(saturated.any()):
-        values = ", ".join(f"{score:.6g}" for score in scores[saturated].tolist())
-        logger.info("case %s: the probability %s is saturated, so its log-odds are explained", case.name, values)
-    return (saturated & are_probabilities).tolist()
 
 
 def log_probabilities(output: torch.Tensor, activation: str, channel: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -196,6 +184,19 @@ def log_probabilities(output: torch.Tensor, activation: str, channel: int) -> tu
     others = torch.cat([output[:, :channel], output[:, channel + 1 :]], dim=1)
     total = output.logsumexp(dim=1)
     return own - total, others.logsumexp(dim=1) - total
+
+
+def log_odds(output: torch.Tensor, activation: str, channel: int) -> torch.Tensor:
+    """The log-odds ``(B, ...)`` of the probability of a channel: of a softmax its logit less the logsumexp of the others'.
+    They are finite where the probability rounds to 1.
+    """
+    if activation == "sigmoid":
+        return output[:, channel]
+    if activation == "softmax":
+        others = torch.cat([output[:, :channel], output[:, channel + 1 :]], dim=1)
+        return output[:, channel] - others.logsumexp(dim=1)
+    own, rest = log_probabilities(output, activation, channel)
+    return own - rest
 
 
 def log_odds_of(quantity: Quantity, activation: str) -> Quantity:

@@ -19,9 +19,10 @@ from monai_saliency.targets.base import (
     Target,
     check_activation,
     check_indices,
+    check_probabilities,
     check_tensor,
-    in_log_odds,
     in_unit_interval,
+    log_odds,
     log_odds_of,
     log_probabilities,
     quantity_after,
@@ -29,6 +30,7 @@ from monai_saliency.targets.base import (
     to_float,
 )
 from monai_saliency.utils.arguments import check_option, indices_or_word, whole_number
+from monai_saliency.utils.tensors import columns
 
 __all__ = ["ClassScore"]
 
@@ -48,13 +50,14 @@ class ClassScore(Target):
         activation: turns the output into scores: ``"softmax"``, ``"sigmoid"``, or ``"none"`` if the network ends with
             an activation, or to explain logits. It is never guessed. A warning is given when it is applied to values
             that look like probabilities.
-        scale: the scale of a probability. ``"auto"`` explains its log-odds (natural logarithm) where the
-            unperturbed image's probability is above 0.99 or below 0.01, since a map of a saturated probability is
-            almost empty; each class by itself. ``"probability"`` and ``"log_odds"`` explain these for every image.
-            Log-odds are computed from the logits. With ``activation="none"`` an output that sums to 1 over the
-            classes holds probabilities, which are clamped by one rounding of their type.
+        scale: ``"log_odds"``, the natural logarithm of p / (1 - p), or ``"probability"``. A probability near 1 hardly
+            moves until all of its evidence is hidden, and its log-odds move with each piece. So they are the default
+            after a softmax or sigmoid: computed from the logits, and finite wherever these are. With
+            ``activation="none"`` the default is the output as it is; ``"log_odds"`` takes it for probabilities, clipped
+            to [e, 1 - e] with the rounding e of their type (float32: 1.2e-7, so within 15.9 log-odds of 0).
         against: the index of a class B, to explain why the network chooses a class A and not B, by the difference of
-            their scores. In log-odds that is the difference of the two logits. None explains each class alone.
+            their scores. In log-odds that is the difference of the two logits, whatever the other classes are. None
+            explains each class alone.
 
     Raises:
         ValueError: for other settings, and (from ``bind``) when the output is not ``(B, classes)``, has NaN or infinite
@@ -74,11 +77,13 @@ class ClassScore(Target):
         self,
         classes: Sequence[int] | int | str,
         activation: str,
-        scale: str = "probability",
+        scale: str | None = None,
         against: int | None = None,
     ) -> None:
         self.classes = indices_or_word("classes", classes, ["predicted", "positive", "all"])
         self.activation = check_option("activation", activation, list(ACTIVATIONS))
+        if scale is None:
+            scale = "probability" if self.activation == "none" else "log_odds"
         self.scale = check_option("scale", scale, SCALES)
         self.against = None if against is None else whole_number("against", against, 0)
 
@@ -100,8 +105,9 @@ class ClassScore(Target):
                 raise ValueError(
                     f"class {self.against} cannot be explained against itself: choose other `classes`, or `against`"
                 )
-        log_odds = in_log_odds(self.scale, scores[classes], _are_probabilities(scores, self.activation), case)
-        return _BoundClassScore(classes, self.activation, scores, log_odds, self.against)
+        if self.scale == "log_odds" and self.activation == "none":
+            check_probabilities(scores[classes])
+        return _BoundClassScore(classes, self.activation, scores, self.scale == "log_odds", self.against)
 
     def _classes(self, scores: torch.Tensor) -> list[int]:
         if not isinstance(self.classes, str):
@@ -135,7 +141,7 @@ class _BoundClassScore(BoundTarget):
     classes: list[int]
     activation: str
     reference: torch.Tensor  # the scores (classes,) of the unperturbed image
-    log_odds: Sequence[bool]  # of each explained class
+    in_log_odds: bool
     against: int | None = None
 
     def __post_init__(self) -> None:
@@ -145,24 +151,20 @@ class _BoundClassScore(BoundTarget):
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         values = to_float(output)
-        scores = ACTIVATIONS[self.activation](values)
-        explained = []
-        for index, in_log in zip(self.classes, self.log_odds, strict=True):
-            explained.append(self._logits(values, index) if in_log else self._score(scores, index))
-        return torch.stack(explained, dim=1)
-
-    def _score(self, scores: torch.Tensor, index: int) -> torch.Tensor:
-        """The score ``(B,)`` of a class, or the difference of two classes' scores."""
-        return scores[:, index] if self.against is None else scores[:, index] - scores[:, self.against]
+        if not self.in_log_odds:
+            scores = ACTIVATIONS[self.activation](values)
+            explained = columns(scores, self.classes)
+            return explained if self.against is None else explained - scores[:, self.against, None]
+        return torch.stack([self._logits(values, index) for index in self.classes], dim=1)
 
     def _logits(self, values: torch.Tensor, index: int) -> torch.Tensor:
         """The log-odds ``(B,)`` of a class, or the difference of two classes' logits."""
-        own, rest = log_probabilities(values, self.activation, index)
         if self.against is None:
-            return own - rest
-        other, other_rest = log_probabilities(values, self.activation, self.against)
-        if self.activation == "sigmoid":
-            return own - rest - (other - other_rest)
+            return log_odds(values, self.activation, index)
+        if self.activation != "none":
+            return values[:, index] - values[:, self.against]
+        own, _ = log_probabilities(values, self.activation, index)
+        other, _ = log_probabilities(values, self.activation, self.against)
         return own - other
 
     def describe(self) -> dict[str, Any]:
@@ -180,25 +182,22 @@ class _BoundClassScore(BoundTarget):
 
     def quantity(self) -> Quantity:
         plain = quantity_after(self.activation)
+        if self.against is not None and self.in_log_odds:
+            return Quantity("difference of the logits of two classes", "logits")
         if self.against is not None:
             unit = "-1 to 1" if plain.unit == "probability" else plain.unit
             return Quantity(f"difference of the {plain.words} of two classes", unit)
         # Of a single output channel 0 is explained, and its high scores are the prediction 1.
         which = "the class" if len(self.reference) > 1 else "prediction 1, the network's one output"
-        return plain._replace(words=f"{plain.words} of {which}")
-
-    def quantities(self) -> list[Quantity]:
-        plain = self.quantity()
-        logits = Quantity("difference of the logits of two classes", "logits")
-        if self.against is None:
-            logits = log_odds_of(plain, self.activation)
-        return [logits if in_log else plain for in_log in self.log_odds]
+        plain = plain._replace(words=f"{plain.words} of {which}")
+        return log_odds_of(plain, self.activation) if self.in_log_odds else plain
 
     def uninformed(self) -> list[float]:
-        if self.activation == "none" and not any(self.log_odds):
+        if self.activation == "none" and not self.in_log_odds:
             return super().uninformed()
         chance = 0.5 if self.activation == "sigmoid" else 1 / len(self.reference)
-        log_odds = math.log(chance / (1 - chance))
         if self.against is not None:
-            return [0.0] * len(self.classes)
-        return [log_odds if in_log else chance for in_log in self.log_odds]
+            chance = 0.0
+        elif self.in_log_odds:
+            chance = math.log(chance / (1 - chance))
+        return [chance] * len(self.classes)

@@ -19,8 +19,8 @@ from monai_saliency.targets.base import (
     Target,
     check_activation,
     check_indices,
+    check_probabilities,
     check_volume,
-    in_log_odds,
     log_odds_of,
     log_probabilities,
     quantity_after,
@@ -90,7 +90,7 @@ class _SegmentationTarget(Target):
                     + (", or use region='all'" if "all" in self.regions else "")
                 )
             parts += self._parts(channel, region)
-        return self._bound(parts, output, where, case)
+        return self._bound(parts, output, where)
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
         """The values that are explained for a channel and its region, bool ``(*spatial)``."""
@@ -99,7 +99,7 @@ class _SegmentationTarget(Target):
         return [_Part(channel, channel, region.flatten().nonzero().flatten())]
 
     @abstractmethod
-    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str, case: Case) -> BoundTarget:
+    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str) -> BoundTarget:
         """The bound target of the explained values, with the words for their regions."""
 
     def _channels(self, output: torch.Tensor) -> Sequence[int]:
@@ -158,8 +158,8 @@ class RegionScore(_SegmentationTarget):
         components: explain each connected component of the region separately, the largest first, at most this many.
             None explains the region as a whole.
         scale: ``"probability"``: the mean probability, which is a sum over voxels, as exact Shapley values of many
-            organs need it. ``"log_odds"``: the log-odds of the mean probability. ``"auto"``: the log-odds where the
-            unperturbed mean is above 0.99 or below 0.01 (:class:`ClassScore`); each region by itself.
+            organs need it. ``"log_odds"``: the log-odds of the mean probability. The default is not that of
+            :class:`ClassScore`: a mean over voxels falls with each voxel that is lost, and so does not saturate.
 
     Raises:
         ValueError: for other settings, and (from ``bind``) when the output is not a segmentation or has NaN or infinite
@@ -189,7 +189,7 @@ class RegionScore(_SegmentationTarget):
     ) -> None:
         super().__init__(channel, activation, region, label_values=label_values)
         self.scale = check_option("scale", scale, SCALES)
-        self.is_additive = self.scale == "probability" or (self.scale == "auto" and self.activation == "none")
+        self.is_additive = self.scale == "probability"
         self.is_linear = self.is_additive and self.activation == "none"
         self.components = None if components is None else whole_number("components", components, 1)
 
@@ -202,13 +202,12 @@ class RegionScore(_SegmentationTarget):
             parts.append(part._replace(label=f"component {number} of class {channel}"))
         return parts
 
-    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str, case: Case) -> BoundTarget:
+    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str) -> BoundTarget:
         if self.components is not None:
             where = f"a component of {where}"
-        bound = _BoundRegionScore(parts, self.activation, output, where)
-        bound.log_odds = in_log_odds(self.scale, bound(output)[0], self.activation != "none", case)
-        bound.additive = not any(bound.log_odds)
-        return bound
+        if not self.is_additive:
+            check_probabilities(_BoundRegionScore(parts, self.activation, output, where)(output))
+        return _BoundRegionScore(parts, self.activation, output, where, in_log_odds=not self.is_additive)
 
 
 class PredictedRegionScore(RegionScore):
@@ -251,21 +250,27 @@ class _BoundRegions(BoundTarget):
 
 
 class _BoundRegionScore(_BoundRegions):
-    additive = True
-
-    def __init__(self, parts: Sequence[_Part], activation: str, reference: torch.Tensor, where: str) -> None:
+    def __init__(
+        self,
+        parts: Sequence[_Part],
+        activation: str,
+        reference: torch.Tensor,
+        where: str,
+        in_log_odds: bool = False,
+    ) -> None:
         super().__init__(parts, activation, reference, where)
+        self.in_log_odds = in_log_odds
+        self.additive = not in_log_odds
         # A softmax reads all channels; the other activations read only the explained ones.
         self.channels_read = None if activation == "softmax" else sorted(set(self.channels))
-        self.log_odds = [False] * len(self.channels)
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         flat = to_float(output).flatten(2)
         scores = []
-        for channel, voxels, in_log in zip(self.channels, self.voxels, self.log_odds, strict=True):
+        for channel, voxels in zip(self.channels, self.voxels, strict=True):
             # The activation is applied inside the region only: a softmax of the whole volume would copy it.
             inside = flat[:, :, voxels]
-            if in_log:  # of the means of the probability and of its complement, whose counts cancel
+            if self.in_log_odds:  # of the means of the probability and of its complement, whose counts cancel
                 own, rest = log_probabilities(inside, self.activation, channel)
                 scores.append(own.logsumexp(dim=1) - rest.logsumexp(dim=1))
             else:
@@ -274,14 +279,11 @@ class _BoundRegionScore(_BoundRegions):
 
     def quantity(self) -> Quantity:
         plain = quantity_after(self.activation)
-        return plain._replace(words=f"mean {plain.words} in {self.where}")
-
-    def quantities(self) -> list[Quantity]:
-        plain = self.quantity()
-        return [log_odds_of(plain, self.activation) if in_log else plain for in_log in self.log_odds]
+        plain = plain._replace(words=f"mean {plain.words} in {self.where}")
+        return log_odds_of(plain, self.activation) if self.in_log_odds else plain
 
     def uninformed(self) -> list[float]:
-        return [0.0 if quantity.unit == "probability" else math.nan for quantity in self.quantities()]
+        return [0.0 if self.quantity().unit == "probability" else math.nan] * len(self.labels)
 
     def reach(self) -> torch.Tensor | None:
         if any(isinstance(voxels, slice) for voxels in self.voxels):
@@ -327,7 +329,7 @@ class DiceScore(_SegmentationTarget):
 
     regions = ("predicted", "label")
 
-    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str, case: Case) -> BoundTarget:
+    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str) -> BoundTarget:
         return _BoundDiceScore(parts, self.activation, output, where)
 
 

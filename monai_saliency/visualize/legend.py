@@ -37,6 +37,8 @@ __all__ = [
 TINY = 0.01
 #: how many standard errors a value must reach, so that it is not put down to chance
 TIMES_ERROR = 2
+# So many log-odds change a probability by its whole range, at its steepest, which is 1 / 4 where both classes are alike.
+_FEWEST_LOG_ODDS = 4.0
 # A peak of this many times its noise is not chance, even among a thousand voxels.
 _TIMES_NOISE = 5
 #: the verdict on a map that chance alone can make
@@ -146,9 +148,9 @@ class Legend:
         estimator = explanation.estimator
         meaning = Meaning() if estimator is None else estimator.meaning(explanation.masks)
         changes, sizes, noises = _sizes(explanation)
-        legends = []
-        for quantity, change, size, noise in zip(explanation.quantities, changes, sizes, noises, strict=True):
-            span = quantity.span or size
+        legends, quantity = [], explanation.target.quantity()
+        for change, size, noise in zip(changes, sizes, noises, strict=True):
+            span = quantity.span or max(size, _FEWEST_LOG_ODDS if quantity.unit == "log-odds" else 0)
             words, note, largest = meaning.words, "", meaning.largest
             if meaning.in_score_unit:
                 words = f"{words} ({quantity.words})"
