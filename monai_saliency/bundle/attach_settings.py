@@ -46,8 +46,8 @@ class AttachSettings:
         output: the part of the network's output that is explained.
         classes: of the automatic target.
         activation: of the automatic target.
-        scale: of the automatic target: ``"probability"`` or ``"log_odds"``; by default log-odds of a class, and the mean
-            probability in a region.
+        scale: of the automatic target: ``"probability"`` or ``"log_odds"``; by default the log-odds of a class, and
+            the mean probability in a region.
         against: of the automatic target: a class that the others are explained against.
         method: the name of a function of :mod:`monai_saliency.methods`, the dotted path of your own function, or
             ``"auto"``: ``focused_rise``, or what has the settings that are given

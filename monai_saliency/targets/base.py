@@ -187,8 +187,8 @@ def log_probabilities(output: torch.Tensor, activation: str, channel: int) -> tu
 
 
 def log_odds(output: torch.Tensor, activation: str, channel: int) -> torch.Tensor:
-    """The log-odds ``(B, ...)`` of the probability of a channel: of a softmax its logit less the logsumexp of the others'.
-    They are finite where the probability rounds to 1.
+    """The log-odds ``(B, ...)`` of the probability of a channel: of a softmax its logit less the logsumexp of the
+    others', which is finite where the probability rounds to 1.
     """
     if activation == "sigmoid":
         return output[:, channel]

@@ -37,7 +37,7 @@ __all__ = [
 TINY = 0.01
 #: how many standard errors a value must reach, so that it is not put down to chance
 TIMES_ERROR = 2
-# So many log-odds change a probability by its whole range, at its steepest, which is 1 / 4 where both classes are alike.
+# So many log-odds are the whole range of a probability at its steepest, which is 1 / 4 where both classes are alike.
 _FEWEST_LOG_ODDS = 4.0
 # A peak of this many times its noise is not chance, even among a thousand voxels.
 _TIMES_NOISE = 5
