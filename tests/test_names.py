@@ -100,7 +100,8 @@ def test_what_is_known_of_the_images() -> None:
 
 def test_objects_print_what_they_are() -> None:
     explain = ms.rise(9, fill=ms.MeanFill(), target=ms.ClassScore([1], "softmax"))
-    shown = "masks=RISEMasks(num_masks=9), target=ClassScore(classes=[1], activation='softmax'), estimator=RISEScoring("
+    shown = "masks=RISEMasks(num_masks=9), target=ClassScore(classes=[1], activation='softmax', scale='log_odds'), "
+    shown += "estimator=RISEScoring("
     assert repr(explain).startswith(f"PerturbationInferer({shown}")
     assert "fill=MeanFill()" in repr(explain)
     assert repr(ms.ConstantFill(0.0)) == "ConstantFill(value=0.0)"

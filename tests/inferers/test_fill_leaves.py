@@ -45,14 +45,14 @@ def sigmoid(value: float) -> float:
 
 @pytest.mark.parametrize("left", [0.0, 0.25, 0.6, 1.0])
 def test_a_probability_can_fall_to_chance(left: float) -> None:
-    found = explained(ClassScore([1], "softmax"), share(left))
+    found = explained(ClassScore([1], "softmax", "probability"), share(left))
     wanted = (sigmoid(2 * left) - 0.5) / (sigmoid(2) - 0.5)
     assert_close(found.fill_leaves, wanted, scale=1, within=SINGLE)
-    in_log = explained(ClassScore([1, 0], "softmax", "log_odds"), share(left))
+    in_log = explained(ClassScore([1, 0], "softmax"), share(left))
     assert_close(in_log.fill_leaves, [left, left], scale=1, within=SINGLE)
     assert bool(in_log.fill_problem) == (left > 0.5)
     assert in_log.stopped == "", "windows do not depend on scores"
-    against = explained(ClassScore([1], "softmax", "log_odds", against=0), share(left))
+    against = explained(ClassScore([1], "softmax", against=0), share(left))
     assert_close(against.fill_leaves, left, scale=1, within=SINGLE)
 
 
@@ -75,12 +75,12 @@ def test_a_network_that_ignores_the_image_has_no_fill() -> None:
 
 def test_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "monai_saliency"):
-        found = explained(ClassScore([1], "softmax", "log_odds"), share(0.9))
+        found = explained(ClassScore([1], "softmax"), share(0.9))
     words = "with everything hidden 90% of class 1 is left, so the map means little: no fill can hide an absence"
     assert found.fill_problem.startswith(words)
     assert words in caplog.text
     caplog.clear()
-    assert explained(ClassScore([1], "softmax", "log_odds"), share(0.9), fill=-9.0).fill_problem == ""
+    assert explained(ClassScore([1], "softmax"), share(0.9), fill=-9.0).fill_problem == ""
     assert not caplog.text
 
 

@@ -1,4 +1,5 @@
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -6,7 +7,7 @@ from typing import Any
 import monai.transforms as mt
 import pytest
 import torch
-from helpers.tolerances import assert_close
+from helpers.tolerances import SINGLE, assert_close
 from monai.apps.vista3d.transforms import VistaPostTransformd
 
 import monai_saliency as ms
@@ -53,7 +54,7 @@ def test_a_function_that_cannot_be_read_is_not_guessed(transforms: list[Any]) ->
     found = read_postprocessing(mt.Compose(transforms))
     with pytest.raises(ValueError, match=r".*postprocessing (applies|rounds|compares).*saliency_activa"):
         ms.AutoTarget(found).bind(LOGITS, FLAT)
-    assert ms.AutoTarget(found, activation="sigmoid").bind(LOGITS, FLAT).quantity().unit == "probability"
+    assert ms.AutoTarget(found, activation="sigmoid").bind(LOGITS, FLAT).quantity().unit == "log-odds"
     assert ms.AutoTarget(found, activation="none").bind(LOGITS, FLAT).quantity().unit == "network output"
 
 
@@ -64,13 +65,12 @@ LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
     ("output", "reading", "labels", "score"),
     [
         # Single-label: the predicted class, by softmax.
-        (LOGITS, {"activation": "softmax"}, [1], LOGITS.softmax(1)[0, 1]),
-        (LOGITS, {"discrete": "argmax"}, [1], LOGITS.softmax(1)[0, 1]),
-        (LOGITS, {}, [1], LOGITS.softmax(1)[0, 1]),
+        (LOGITS, {"activation": "softmax"}, [1], LOGITS.softmax(1)[0, 1].logit()),
+        (LOGITS, {"discrete": "argmax"}, [1], LOGITS.softmax(1)[0, 1].logit()),
+        (LOGITS, {}, [1], LOGITS.softmax(1)[0, 1].logit()),
         # Several labels: all above one half, else the likeliest.
-        (LOGITS, {"activation": "sigmoid"}, [0, 1], torch.tensor([1.0, 3.0]).sigmoid()),
-        (LOGITS, {"discrete": "threshold"}, [0, 1], torch.tensor([1.0, 3.0]).sigmoid()),
-        # Saturated: the log-odds.
+        (LOGITS, {"activation": "sigmoid"}, [0, 1], torch.tensor([1.0, 3.0])),
+        (LOGITS, {"discrete": "threshold"}, [0, 1], torch.tensor([1.0, 3.0])),
         (LOGITS - 9, {"activation": "sigmoid"}, [1], torch.tensor(-6.0)),
         (LOGITS * 20, {"activation": "softmax"}, [1], torch.tensor(40.0)),
     ],
@@ -78,7 +78,9 @@ LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
 def test_classification(output: torch.Tensor, reading: dict[str, Any], labels: list[int], score: torch.Tensor) -> None:
     bound = ms.AutoTarget(readings(**reading) if reading else None).bind(output, FLAT)
     assert list(bound.labels) == labels
-    assert_close(bound(output)[0], torch.atleast_1d(score))
+    assert_close(bound(output)[0], torch.atleast_1d(score), within=SINGLE)
+    plain = ms.AutoTarget(readings(**reading) if reading else None, scale="probability").bind(output, FLAT)
+    assert_close(plain(output)[0], torch.atleast_1d(score).sigmoid(), within=SINGLE)
 
 
 PROBABILITIES = torch.tensor([[0.9, 0.8, 0.1]])
@@ -137,7 +139,7 @@ def test_the_end_of_a_softmax_is_seen(discrete: str | None, caplog: pytest.LogCa
     assert "case other: the network's output is read as logits, of which a softmax makes probabil" in caplog.text
     assert "given" not in caplog.text
     assert list(bound.labels) == [1]
-    assert_close(bound(output)[0], output[0, 1:2])
+    assert_close(bound(output)[0], output[0, 1:2].logit(), within=SINGLE)
     # As segmentations: in the predicted region, the mean.
     volume = segmentation().softmax(1) * (1 + 9e-5)  # patches are averaged with rounding
     regions = ms.AutoTarget(readings(discrete=discrete)).bind(volume, FLAT)
@@ -230,7 +232,7 @@ def test_numbers_of_another_shape_are_not_taken_for_classes(size: tuple[int, ...
     if size == (1, 1, 3):  # what the error says
         bound = ms.AutoTarget(classes=[1], activation="softmax").bind(output[:, 0], FLAT)
         first, second, third = output.flatten().exp().tolist()
-        assert_close(bound(output[:, 0]), second / (first + second + third))
+        assert_close(bound(output[:, 0]), math.log(second / (first + third)), within=SINGLE)
     raw = ms.AutoTarget(**{**given, "activation": "none", "classes": [0]}).bind(output, FLAT)
     assert raw(output).item() == output.flatten()[0].item()
 
@@ -266,7 +268,8 @@ def test_what_is_predicted_is_what_the_bundle_predicts(kind: str, threshold: flo
             predicted, written = [int(output.argmax())], torch.ones_like(written)
         assert list(bound.labels) == predicted
         scores = [float(scored(output)[0, c][written[c]].mean()) for c in predicted]
-        assert bound(output)[0].tolist() == pytest.approx(scores, rel=1e-4, abs=1e-6)
+        reported = bound.quantity().reported(bound(output)[0])
+        assert reported.tolist() == pytest.approx(scores, rel=1e-4, abs=1e-6)
 
 
 def detections(scores: list[float]) -> list[dict[str, torch.Tensor]]:

@@ -16,12 +16,16 @@ class TestClassScore:
     def test_softmax_by_hand(self) -> None:
         bound = ms.ClassScore([1, 0], "softmax").bind(torch.tensor([[0.0, math.log(3.0)]]), FLAT)
         scores = bound(torch.tensor([[0.0, math.log(3.0)], [math.log(4.0), 0.0]]))
+        assert_close(scores, torch.tensor([[3.0, 1 / 3], [0.25, 4.0]]).log())
+        plain = ms.ClassScore([1, 0], "softmax", "probability").bind(torch.tensor([[0.0, math.log(3.0)]]), FLAT)
+        scores = plain(torch.tensor([[0.0, math.log(3.0)], [math.log(4.0), 0.0]]))
         assert_close(scores, torch.tensor([[0.75, 0.25], [0.2, 0.8]]))
         assert list(bound.labels) == [1, 0]
 
     def test_sigmoid_by_hand(self) -> None:
         bound = ms.ClassScore(1, "sigmoid").bind(LOGITS, FLAT)
-        assert_close(bound(LOGITS), torch.tensor([[0.75]]))
+        assert_close(bound(LOGITS), math.log(3.0))
+        assert_close(ms.ClassScore(1, "sigmoid", "probability").bind(LOGITS, FLAT)(LOGITS), 0.75)
 
     @pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
     def test_predicted_is_frozen(self, activation: str) -> None:
@@ -51,7 +55,10 @@ class TestClassScore:
     def test_law_9_half_precision_is_scored_in_float32_and_double_stays_double(self, dtype: torch.dtype) -> None:
         output = LOGITS.to(dtype)
         expected = (output if dtype == torch.float64 else output.float()).softmax(dim=1)
-        assert_close(ms.ClassScore("all", "softmax").bind(output, FLAT)(output), expected)
+        assert_close(ms.ClassScore("all", "softmax", "probability").bind(output, FLAT)(output), expected)
+        log_odds = ms.ClassScore("all", "softmax").bind(output, FLAT)(output)
+        assert_close(log_odds, expected.logit(), within=SINGLE)
+        assert log_odds.dtype == expected.dtype
 
     @pytest.mark.parametrize(
         ("classes", "output", "match"),
@@ -73,7 +80,7 @@ class TestPositiveClasses:
     def test_all_above_one_half(self) -> None:
         bound = ms.ClassScore("positive", "sigmoid").bind(self.OUTPUT, FLAT)
         assert list(bound.labels) == [0, 2]
-        assert_close(bound(-self.OUTPUT), torch.sigmoid(-self.OUTPUT)[:, [0, 2]])
+        assert_close(bound(-self.OUTPUT), -self.OUTPUT[:, [0, 2]])
 
     def test_errors(self) -> None:
         with pytest.raises(ValueError, match=r"no class scores above 0.5 \(the highest: 0.119\)"):
