@@ -257,7 +257,9 @@ def slow_windows(network: torch.nn.Module) -> torch.Tensor:
     for row, column in [(0, 0), (0, 4), (4, 0), (4, 4)]:
         hidden = SCAN.clone()
         hidden[:, :, row : row + 4, column : column + 4] = 0
-        scores = still(torch.cat([SCAN, hidden])).detach().softmax(1)[:, 1].reshape(2, -1).mean(1)
+        probability = still(torch.cat([SCAN, hidden])).detach().softmax(1)[:, 1]
+        # Of a segmentation the mean probability, of a class its log-odds.
+        scores = probability.flatten(1).mean(1) if probability.ndim > 1 else probability.logit()
         found[row : row + 4, column : column + 4] = float(scores[0] - scores[1])
     return found
 
@@ -336,7 +338,7 @@ def slow_gradients(network: torch.nn.Module) -> torch.Tensor:
     found = torch.zeros(8, 8, dtype=torch.float64)
     for point, weight in zip(*np.polynomial.legendre.leggauss(5), strict=True):
         leaf = (SCAN * (1 + point) / 2).requires_grad_()
-        (slope,) = torch.autograd.grad(evaluated(network)(leaf).softmax(1)[0, 1], leaf)
+        (slope,) = torch.autograd.grad(evaluated(network)(leaf).softmax(1)[0, 1].logit(), leaf)
         found += weight / 2 * (slope * SCAN)[0, 0].double()
     return found.float()
 

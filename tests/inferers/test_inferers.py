@@ -120,7 +120,7 @@ class TestSameMap:
     def test_for_any_division_of_the_work(self, method: Any, shape: Any, dtype: torch.dtype) -> None:
         """Batch sizes 1, 7, 64, and images one by one or together."""
         network, inputs = Network(len(shape)).to(dtype).eval(), images(3, 1, *shape, dtype=dtype)
-        target = ClassScore("all", "softmax")
+        target = ClassScore("all", "softmax", "probability")
         expected = method(target=target, mask_batch_size=1)(inputs, network)
         assert expected.shape == (3, 3, *shape)
         assert float(expected.std()) > 0
@@ -155,7 +155,7 @@ def test_law_9_double_end_to_end_equals_slow_loop(shape: tuple[int, ...]) -> Non
     masks, fill = RISEMasks(9, 3, 0.4, seed=3), BlurFill(1.0)
     rendered = masks.bind(image[0]).render(range(9))
     with torch.no_grad():
-        perturbed = [network(mask * image + (1 - mask) * fill(image)).softmax(1)[0] for mask in rendered]
+        perturbed = [network(mask * image + (1 - mask) * fill(image)).softmax(1)[0].logit() for mask in rendered]
     for form in ("centred", "debiased", "plain"):
         expected = slow_rise(rendered[:, 0].numpy(), torch.stack(perturbed).numpy(), 0.4, form)
         maps = rise(9, 3, 0.4, 3, form=form, target=ClassScore("all", "softmax"), fill=fill)(image, network)
@@ -248,7 +248,7 @@ class TestExplain:
         with torch.no_grad():
             for i, (explanation, image) in enumerate(zip(explanations, inputs, strict=True)):
                 mask = RISEMasks(6, 3).bind(image).render(range(6))
-                scores = network(torch.cat([image[None], mask * image])).softmax(1)[:, [2, 0]]
+                scores = network(torch.cat([image[None], mask * image])).softmax(1)[:, [2, 0]].logit()
                 assert_close(explanation.reference_scores, scores[0])
                 assert_close(explanation.scores, scores[1:])
                 assert torch.equal(explanation.saliency, maps[i])

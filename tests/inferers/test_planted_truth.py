@@ -91,8 +91,9 @@ class TestOneTaskEach:
         def network(x: torch.Tensor) -> torch.Tensor:
             return torch.stack([2 * cue(x, CUES[dims][0]), 3 * cue(x, CUES[dims][1]), -x.new_ones(len(x))], 1)
 
+        check(ms.ClassScore("positive", "sigmoid"), network, dims, [{0: 2.0}, {1: 3.0}])
         drops = [torch.tensor(float(w)).sigmoid().item() - 0.5 for w in (2, 3)]
-        check(ms.ClassScore("positive", "sigmoid"), network, dims, [{0: drops[0]}, {1: drops[1]}])
+        check(ms.ClassScore("positive", "sigmoid", "probability"), network, dims, [{0: drops[0]}, {1: drops[1]}])
 
     def test_regression(self, dims: int) -> None:
         network = lambda x: 40 + 25 * cue(x, CUES[dims][0]) - 10 * cue(x, CUES[dims][1])  # noqa: E731

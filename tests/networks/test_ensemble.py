@@ -125,7 +125,7 @@ CHANGES: dict[str, Callable[[Member], Any]] = {
     "temperature": lambda member: setattr(member, "temperature", 0.5),
     "hook of a layer": lambda member: member.layer.register_forward_hook(lambda module, given, out: out.flip(1)),
     "hook of the network": lambda member: member.register_forward_hook(lambda module, given, out: out.square()),
-    "added in place": lambda member: member.head.bias.data.add_(torch.tensor([0.0, 0.3])),
+    "added in place": lambda member: member.head.weight.data[1].add_(0.3),
 }
 
 
@@ -139,9 +139,9 @@ def test_a_member_that_is_changed_after_the_first_map(change: str, compile: Any)
     network = accelerated(ensemble, compile=compile)
     explain = ms.sliding_window(4, 4, target=ms.ClassScore([1], "softmax"))
 
-    def probability(x: torch.Tensor) -> torch.Tensor:
+    def log_odds(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            return torch.stack([member(x).softmax(1)[0, 1] for member in members])
+            return torch.stack([member(x)[0].double().softmax(0)[1].logit().float() for member in members])
 
     found, before = explain.explain(x, network)[0].saliency, network_fingerprint(ensemble)
     for is_changed in (False, True):
@@ -152,9 +152,9 @@ def test_a_member_that_is_changed_after_the_first_map(change: str, compile: Any)
             here = (..., slice(4 * y, 4 * y + 4), slice(4 * z, 4 * z + 4))
             hidden = x.clone()
             hidden[here] = 0
-            drops[here] = (probability(x) - probability(hidden))[:, None, None]
+            drops[here] = (log_odds(x) - log_odds(hidden))[:, None, None]
         (explanation,) = explain.explain(x, network)
-        assert_close(explanation.saliency[0], drops.mean(0), scale=1)  # of a probability
+        assert_close(explanation.saliency[0], drops.mean(0), scale=1)  # of log-odds near 0
         assert_close(explanation.disagreement, drops.std(0)[None], scale=1)
     assert float((explanation.saliency - found).abs().max()) > 1e-4
     assert network_fingerprint(ensemble) != before is not None
@@ -229,7 +229,10 @@ def test_the_bundle_explains_folds_and_saves_their_disagreement(tmp_path: Path) 
         assert disagreement.shape == mean.shape
         # Inverted linearly, so that it is that of the maps only inside the voxels of the network's grid.
         assert 0.5 < disagreement.get_fdata().max() / maps.std(0, ddof=1).max() < 2
-        scores = [float(found[i]["score"]) for found in each]
-        assert abs(float(row["score"]) - np.mean(scores)) < 1e-5
+        # Of two classes, the mean of their log-odds is what the mean of their outputs says.
+        log_odds = [torch.tensor(float(found[i]["score"])).logit().item() for found in each]
+        assert abs(float(row["score"]) - torch.tensor(np.mean(log_odds)).sigmoid().item()) < 1e-5
+        if row["prediction"] == row["class"]:
+            assert abs(float(row["score"]) - float(row["probability"])) < 1e-5
         assert not (tmp_path / "fold0" / f"s{i}_disagreement.nii.gz").exists()
     assert int(rows[0]["forwards"]) == sum(int(found[0]["forwards"]) for found in each)

@@ -112,12 +112,15 @@ def test_the_standard_error_beside_the_map_decides(tmp_path: Path, drawn: list[A
     assert coloured == ([3, 4] if place == "beside" else [3, 4, 5, 6])
 
 
-def test_a_cohort_has_one_scale_in_any_order(tmp_path: Path, drawn: list[Any]) -> None:
-    """Of a probability without being asked; each picture is drawn once, when its case is done."""
+@pytest.mark.parametrize(("scale", "end"), [("probability", 1), ("log_odds", 5)])
+def test_a_cohort_has_one_scale_in_any_order(tmp_path: Path, drawn: list[Any], scale: str, end: float) -> None:
+    """Of a probability without being asked, and of log-odds where the network is not sure: 4, rounded up. Each picture
+    is drawn once, when its case is done.
+    """
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2, bias=False))
     torch.nn.init.constant_(network[1].weight[0], 0.0)
     torch.nn.init.constant_(network[1].weight[1], 0.03)
-    explain = ms.sliding_window(2, 2, target=ms.ClassScore([1], "softmax"))
+    explain = ms.sliding_window(2, 2, target=ms.ClassScore([1], "softmax", scale))
     cases = []
     for name, level in (("healthy", 1e-4), ("lesion", 1.0)):
         (explanation,) = explain.explain(torch.full((1, 1, 4, 4, 4), level), network)
@@ -126,7 +129,7 @@ def test_a_cohort_has_one_scale_in_any_order(tmp_path: Path, drawn: list[Any]) -
     save_them = SaveSaliencyd("saliency", tmp_path / "out")
     for item in (*cases, *reversed(cases)):
         save_them(item)
-    assert {ax.images[1].get_clim() for figure, _ in drawn for ax in figure.axes[:3]} == {(-1, 1)}
+    assert {ax.images[1].get_clim() for figure, _ in drawn for ax in figure.axes[:3]} == {(-end, end)}
     titles = [figure.get_suptitle().partition("\n")[2] for figure, _ in drawn]
     assert titles[1:3] == ["", ""]
     assert titles[0] == titles[3] != ""
