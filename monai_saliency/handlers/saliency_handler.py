@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -37,8 +38,9 @@ from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.affines import affine_in_mm, image_affine, image_spacing
 from monai_saliency.utils.arguments import instance, require
 from monai_saliency.utils.inversion import check_inversion, steps_of
-from monai_saliency.utils.tensors import plain, to_host
-from monai_saliency.utils.timing import Timestamp, stage
+from monai_saliency.utils.precision import is_shared
+from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.timing import stage
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
@@ -71,9 +73,9 @@ class SaliencyHandler:
 
     What is explained must be what was predicted, or the case fails (:mod:`monai_saliency.inferers.row_check`).
 
-    A background thread takes the map of each case through the postprocessing (``Invertd``, ``SaveSaliencyd``, ...) and
-    into the summary, while the network explains the next case. At most two cases wait for it. Errors outside of cases
-    are raised with a later case, or at the end.
+    A background thread makes the map of each case, and takes it through the postprocessing (``Invertd``,
+    ``SaveSaliencyd``, ...) and into the summary, while the network explains the next case. At most two cases wait for
+    it. Errors outside of cases are raised with a later case, or at the end.
 
     Args:
         inferer: explains images.
@@ -255,25 +257,15 @@ class SaliencyHandler:
     # What is written of a case. ---------------------------------------------------------------------------------------
 
     def _write_later(self, batch: Batch, cases: Sequence[Case], explained: Explained) -> None:
-        """Have an explained case written in the background."""
-        write = self._prepared(batch, cases[explained.index], explained)
+        """Have the map of a case made and written in the background."""
+        mark, case, write = self._mark(), cases[explained.index], None
+        with self._listing(case.name):
+            if self.trust is not None or is_shared(batch.inputs.device):
+                _ = explained.explanation  # made here, where the network does not run meanwhile
+            trust = self._trust_rows(batch, case, explained)
+            write = partial(self._write, case.name, batch.items[explained.index], explained, mark, trust)
         if write is not None:
             self._background.submit(write, explained.claim)
-
-    def _prepared(self, batch: Batch, case: Case, explained: Explained) -> Callable[[], None] | None:
-        """Copy a case to the host, so that the device's memory is free for the next case. What writes it; None if it
-        fails here.
-        """
-        mark = self._mark()
-        with self._listing(case.name):  # such as too little memory for the standard error
-            item, explanation = _on_host(
-                batch.items[explained.index], explained.explanation, self.saliency_key, self.standard_error_key
-            )
-            end = Timestamp(explained.explanation.saliency.device)
-            took = _seconds(explained.start, end, explained.count)
-            trust = self._trust_rows(batch, case, explained)
-            return partial(self._write, item, explanation, took, mark, trust)
-        return None
 
     def _trust_rows(self, batch: Batch, case: Case, explained: Explained) -> list[dict[str, Any]]:
         """How far to trust each map of a case; empty if this is not measured."""
@@ -311,13 +303,13 @@ class SaliencyHandler:
         except Exception as error:
             self.failures.add(case, "explain", error)
 
-    def _write(
-        self, item: Item, explanation: Explanation, took: Callable[[], float], mark: str, trust: Sequence[Any]
-    ) -> None:
-        """Write a case, in the background."""
+    def _write(self, case: str, item: Item, explained: Explained, mark: str, trust: Sequence[Any]) -> None:
+        """Make and write the map of a case, in the background."""
         # This thread has its own mode, and never needs gradients.
-        with self._listing(explanation.name), torch.no_grad(), stage("save"):
-            seconds = took()  # and the copies are there
+        with self._listing(case), torch.no_grad(), stage("save"):
+            seconds, begun = explained.seconds(), time.perf_counter()
+            item, explanation = _on_host(item, explained.explanation, self.saliency_key, self.standard_error_key)
+            seconds += time.perf_counter() - begun
             for key in {self.saliency_key, self.standard_error_key, "disagreement"} & item.keys():
                 item[key] = MetaTensor(item[key]).copy_meta_from(item[self.image_key])
             title = case_title(explanation)
@@ -423,21 +415,16 @@ def predictions_of(output: Any, count: int) -> Sequence[Any] | None:
 
 
 def _on_host(item: Item, explanation: Explanation, saliency_key: Any, error_key: Any) -> tuple[Item, Explanation]:
-    """An explained case in the host's memory, or on its way there: on CUDA nothing waits for the copies here."""
+    """An explained case in the host's memory."""
     whole = dict(item)
     whole.pop(error_key, None)
     whole |= explanation.maps_beside(error_key)
     whole[saliency_key] = explanation.saliency
     copied = {}
     for key, value in whole.items():
-        copied[key] = to_host(value) if isinstance(value, torch.Tensor) else value
+        copied[key] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
     changes: dict[str, Any] = {"saliency": copied[saliency_key], "disagreement": copied.get("disagreement")}
     for name in ("scores", "reference_scores", "hidden_scores", "noise"):
         value = getattr(explanation, name)
-        changes[name] = None if value is None else to_host(value)
+        changes[name] = None if value is None else value.detach().cpu()
     return copied, replace(explanation, **changes)
-
-
-def _seconds(start: Timestamp, end: Timestamp, count: int) -> Callable[[], float]:
-    """How long each of some cases took; it waits until the device has come to the end."""
-    return lambda: end.seconds_since(start) / count

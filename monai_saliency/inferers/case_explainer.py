@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,13 +48,33 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Explained:
-    """An explained case."""
+    """A case that is scored. Its map is made when it is first read, so that another thread can do it.
+
+    Attributes:
+        index: its place in the batch.
+        state: its scores.
+        claim: to be closed when the case is written.
+        start: when the batch began.
+        end: when it was scored.
+        count: how many cases were scored together.
+    """
 
     index: int
-    explanation: Explanation
+    state: CaseState | EnsembleState
     claim: ExitStack
     start: Timestamp
+    end: Timestamp
     count: int
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """The case's explanation."""
+        with torch.no_grad():
+            return self.state.explanation()
+
+    def seconds(self) -> float:
+        """The seconds that scoring this case took. Waits until the device has come to its end."""
+        return self.end.seconds_since(self.start) / self.count
 
 
 @dataclass(frozen=True)
@@ -185,27 +206,26 @@ class CaseExplainer:
                 f"part {part.index + 1} of {part.count} of {names} is to be done here, but its scores cannot be kept, "
                 "so parts cannot come together: let workers share cases (--saliency_split cases)"
             )
-        start = Timestamp(images.device)
-        explanations = None
+        start, states = Timestamp(images.device), None
         try:
             held = {name: torch.cat([each.held[name] for each in claimed]) for name in claimed[0].held}
             inputs = inferer.inputs.join(images, held)
-            states = self._assigned(inferer).score(inputs, self.network, cases=cases, stored=stored, part=part)
-            explanations = [self._explanation(state) for state in states]
+            scored = self._assigned(inferer).score(inputs, self.network, cases=cases, stored=stored, part=part)
+            states = [self._finished(state) for state in scored]
         except Exception as error:
             if len(claimed) == 1 or self.failures is None:
                 self.refuse(cases[0].name, error)
                 return
         # The error is gone by now, and with it the memory that its frames held.
-        if explanations is None:
+        if states is None:
             for i, each in enumerate(claimed):
                 self._explain(images[i : i + 1], [each], write, inferer)
             return
-        for each, explanation in zip(claimed, explanations, strict=True):
+        end = Timestamp(images.device)
+        for each, state in zip(claimed, states, strict=True):
             # Whoever completes a case by its part holds all of it.
-            whole = explanation is not None and (part.count == 1 or self._claim(each.case.name, WHOLE, each.claim))
-            if explanation is not None and whole:
-                write(Explained(each.index, explanation, each.claim, start, len(claimed)))
+            if state is not None and (part.count == 1 or self._claim(each.case.name, WHOLE, each.claim)):
+                write(Explained(each.index, state, each.claim, start, end, len(claimed)))
             else:
                 each.claim.close()
 
@@ -215,11 +235,12 @@ class CaseExplainer:
         return inferer if shown is inferer.progress else inferer.replace(progress=shown)
 
     @torch.no_grad()
-    def _explanation(self, state: CaseState | EnsembleState) -> Explanation | None:
-        """A scored case's explanation; None where other parts are missing."""
+    def _finished(self, state: CaseState | EnsembleState) -> CaseState | EnsembleState | None:
+        """A case whose scores are all there; None where other parts are missing."""
         if self.assignment.part.count > 1:
             state.take_stored()
             if not state.complete:
                 self.waiting.append(state.case.name)
                 return None
-        return state.explanation()
+        state.finish()
+        return state

@@ -149,13 +149,17 @@ class CaseState:
         search = self.search
         return Observed(search.masks, search.reference_scores, search.ids, search.scores)
 
+    def finish(self) -> None:
+        """Refuse wrong or missing scores, and keep them: all that is left after the last forward but for the map."""
+        self.search.check()
+        self.search.next_round()
+        self.search.require_complete()
+        self.kept.finish()
+
     def explanation(self) -> Explanation:
         """The case's explanation."""
+        self.finish()
         search, estimator = self.search, self.estimator
-        search.check()
-        search.next_round()
-        search.require_complete()
-        self.kept.finish()
         stopped = max(search.observed, key=lambda observed: len(observed.ids)).words
         if stopped:
             logger.info("case %s: %d masks: %s", self.case.name, len(search.ids), stopped)

@@ -57,6 +57,11 @@ class EnsembleState:
         """All masks with the members' mean scores, where masks do not depend on scores."""
         return _mean([member.scored() for member in self.members])
 
+    def finish(self) -> None:
+        """Refuse wrong or missing scores, and keep them."""
+        for member in self.members:
+            member.finish()
+
     def explanation(self) -> Explanation:
         """The mean of the members' explanations, with their disagreement."""
         members = [member.explanation() for member in self.members]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Lock
 from typing import Any
@@ -13,6 +13,7 @@ __all__ = [
     "accumulation_dtype",
     "chosen_arithmetic",
     "exact_arithmetic",
+    "is_shared",
     "rounding_of",
     "score_precision",
 ]
@@ -23,11 +24,13 @@ __all__ = [
 # on each other differ by far more: a softmax over a batch of two by a half.
 _ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _COARSEST = 1e-1  # any narrower type
+# Settings of float32 on CUDA without TF32.
+_EXACT = ("ieee", "none")
 
 
 @contextmanager
 def exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """Switch autocast and TF32 off for the arithmetic inside."""
+    """Switch autocast, and TF32 in matrix products, off for the arithmetic inside, which has no convolutions."""
     is_cast = torch.amp.is_autocast_available(device.type)
     with (
         torch.autocast(device.type, enabled=False) if is_cast else nullcontext(),
@@ -45,43 +48,38 @@ def chosen_arithmetic() -> list[str]:
     return choices + _no_tf32.chosen()
 
 
+def is_shared(device: torch.device) -> bool:
+    """Whether :func:`exact_arithmetic` changes what a network computes in another thread meanwhile."""
+    return device.type == "cuda" and _no_tf32.chosen()[0] not in _EXACT
+
+
 class _NoTF32:
     """Switches TF32 off while any thread is inside. The setting belongs to the whole process, not to a thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._inside = 0
-        self._before: list[str] = []
+        self._before = ""
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._inside:
-                self._before = _tf32_settings()
-                _set_tf32(["ieee"] * len(self._before))
+                self._before = torch.backends.cuda.matmul.fp32_precision
+                torch.backends.cuda.matmul.fp32_precision = "ieee"
             self._inside += 1
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                _set_tf32(self._before)
+                torch.backends.cuda.matmul.fp32_precision = self._before
 
     def chosen(self) -> list[str]:
-        """The user's own settings, also while a thread is inside."""
+        """The user's precision of matrix products and of convolutions in float32, also while a thread is inside."""
+        cudnn: Any = torch.backends.cudnn
         with self._lock:
-            return list(self._before) if self._inside else _tf32_settings()
-
-
-def _tf32_settings() -> list[str]:
-    """The precision of matrix products and of convolutions in float32: "ieee" without TF32."""
-    cudnn: Any = torch.backends.cudnn
-    return [torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision]
-
-
-def _set_tf32(settings: Sequence[str]) -> None:
-    """Set what :func:`_tf32_settings` reads."""
-    cudnn: Any = torch.backends.cudnn
-    torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision = settings
+            products = self._before if self._inside else torch.backends.cuda.matmul.fp32_precision
+        return [products, cudnn.conv.fp32_precision]
 
 
 _no_tf32 = _NoTF32()
@@ -97,7 +95,7 @@ def rounding_of(
 ) -> Callable[[torch.dtype], float]:
     """How far two runs of a network on the same image may differ by rounding alone, by the type of its output."""
     inside = _types_in(network, autocast, image)
-    has_tf32 = device.type == "cuda" and any(setting not in ("ieee", "none") for setting in _no_tf32.chosen())
+    has_tf32 = device.type == "cuda" and any(setting not in _EXACT for setting in _no_tf32.chosen())
 
     def rounding(output: torch.dtype) -> float:
         coarsest = max(_ROUNDING.get(dtype, _COARSEST) for dtype in (output, *inside))

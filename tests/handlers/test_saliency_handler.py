@@ -105,7 +105,7 @@ def test_a_case_whose_standard_error_fails(listed: bool, tmp_path: Path) -> None
     if not listed:
         with pytest.raises(CaseError, match="case ct_1: MemoryError: no memory left"):
             handler(engine)
-        handler.finish()
+            handler.finish()
         return
     handler(engine)
     handler.finish()
