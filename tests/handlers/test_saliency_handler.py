@@ -102,13 +102,16 @@ def test_a_case_whose_standard_error_fails(listed: bool, tmp_path: Path) -> None
     items = [{"image": MetaTensor(image), "case": f"ct_{i}", "error": 0} for i, image in enumerate(IMAGES, 1)]
     batch = list_data_collate(items)
     engine = SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch))
+
+    def explained() -> None:
+        handler(engine)
+        handler.finish()
+
     if not listed:
         with pytest.raises(CaseError, match="case ct_1: MemoryError: no memory left"):
-            handler(engine)
-            handler.finish()
+            explained()
         return
-    handler(engine)
-    handler.finish()
+    explained()
     assert [row["case"] for row in handler.failures.read()] == ["ct_1"]
     (case,) = cases
     assert case["case"] == "ct_2"

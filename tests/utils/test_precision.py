@@ -32,6 +32,7 @@ def test_tf32_is_off_while_any_thread_is_inside(monkeypatch: pytest.MonkeyPatch)
         thread.join(60)
     assert seen == [("ieee", "tf32")] * 200
     assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")
-    assert is_shared(torch.device("cuda")) and not is_shared(torch.device("cpu"))
+    assert is_shared(torch.device("cuda"))
+    assert not is_shared(torch.device("cpu"))
     matmul.fp32_precision = "none"
     assert not is_shared(torch.device("cuda"))
