@@ -46,7 +46,7 @@ class Network(torch.nn.Module):
 
 
 def a_loop(folder: Path) -> dict[str, Any]:
-    """An evaluator, a Lightning module and a plain loop over two scans."""
+    """An evaluator, a Lightning module and a loader over two scans."""
     lightning: Any = pytest.importorskip("lightning.pytorch", reason='needs pip install "monai-saliency[lightning]"')
     files = [volume(folder / f"{name}.nii.gz", (12, 11, 10), LPS, seed) for seed, name in enumerate(["scan", "other"])]
     preprocessing = Compose([LoadImaged("image"), EnsureChannelFirstd("image"), ScaleIntensityd("image")])
@@ -64,7 +64,7 @@ def a_loop(folder: Path) -> dict[str, Any]:
         torch.device("cpu"), loader, Network(), postprocessing=Compose([Activationsd("pred", softmax=True)])
     )
     trainer = lightning.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
-    made = {"evaluator": evaluator, "module": Module(), "trainer": trainer, "loader": loader}
+    made = {"evaluator": evaluator, "Module": Module, "trainer": trainer, "loader": loader}
     return made | {"inferer": SimpleInferer(), "preprocessing": preprocessing}
 
 

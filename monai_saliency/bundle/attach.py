@@ -1,4 +1,4 @@
-"""Explaining what an evaluator, a Lightning module or a loop predicts, in one line."""
+"""Explaining what an evaluator or a loop predicts, in one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.attached_handler import AttachedHandler
 from monai_saliency.bundle.loop import Loop, LoopExplainer
-from monai_saliency.bundle.predict_step import PredictStep, is_lightning
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.utils.monai_private import event_handlers, postprocessing_of
 
@@ -21,11 +20,10 @@ def attach(
     *,
     loader: Any = None,
     inferer: Any = None,
-    network: Any = None,
     postprocessing: Any = None,
     **settings: Any,
 ) -> Any:
-    """Explain each case that a MONAI evaluator, a Lightning module or a loop of your own predicts, right after its
+    """Explain each case that a MONAI evaluator, or a loop or predict step of your own, predicts, right after its
     forward. The predictions stay what they are.
 
     This is what ``configs/explain.yaml`` does to the evaluator of a bundle, for what is made in Python. The maps are
@@ -36,24 +34,21 @@ def attach(
 
             - an evaluator with a network and an inferer, such as MONAI's ``SupervisedEvaluator``. Its inferer is
               replaced by one that also records its calls;
-            - a Lightning module, whose ``predict_step`` calls its network or an inferer that it holds as an attribute
-              once a batch. It is explained under ``Trainer.predict`` on one device;
-            - the network of a loop, in evaluation mode: any callable on batches ``(B, C, *spatial)``.
+            - the network of a loop, in evaluation mode: any callable on batches ``(B, C, *spatial)``. The loop may be
+              the predict step of a Lightning module.
         output_dir: the folder for maps, pictures, ``summary.csv``, ``failures.csv`` and scores.
         loader: of a loop: gives its batches. Its dataset has the files' names and the preprocessing; without it maps
             lie on the grid of the network's input.
-        inferer: of a loop: what calls the network; of a module: the inferer that its step calls, if it holds several.
-        network: of a module: the part that predicts, if several parts have weights.
-        postprocessing: of a loop or a module: the transform of its predictions, by whose activation they are explained,
-            unless ``activation`` is given.
+        inferer: of a loop: what calls the network.
+        postprocessing: of a loop: the transform of its predictions, by whose activation they are explained, unless
+            ``activation`` is given.
         settings: what is explained, and how: see
             :class:`~monai_saliency.bundle.attach_settings.AttachSettings`, such as ``method="rise"``, ``classes=[1]``
             or ``picture=False``, and the method's own.
 
     Returns:
-        for an evaluator or a module the handler: ``explained`` lists the cases with maps, and ``failures`` those
-        without. For a loop what explains a batch, a :class:`~LoopExplainer`, with the
-        handler as ``handler``.
+        for an evaluator the handler: ``explained`` lists the cases with maps, and ``failures`` those without. For a
+        loop what explains a batch, a :class:`~LoopExplainer`, with the handler as ``handler``.
 
     Raises:
         ValueError: when a setting is wrong, or the predictions cannot be explained, with the reason.
@@ -77,25 +72,18 @@ def attach(
     """
     explaining, folder = AttachSettings.of(**settings), Path(output_dir)
     if hasattr(evaluator, "add_event_handler"):
-        if any(given is not None for given in (loader, inferer, network, postprocessing)):
-            raise ValueError("an evaluator has its own loader, inferer, network and postprocessing: give none")
+        if any(given is not None for given in (loader, inferer, postprocessing)):
+            raise ValueError("an evaluator has its own loader, inferer and postprocessing: give none")
         handler = attach_to(evaluator, folder, explaining, "the evaluator", postprocessing_of(evaluator))
         handler.report_at_end(evaluator)
         return handler
     if not callable(evaluator):
         raise ValueError(
-            "`evaluator` must be a MONAI evaluator, a Lightning module or the network of a loop, got "
-            f"{type(evaluator).__name__}"
+            f"`evaluator` must be a MONAI evaluator or the network of a loop, got {type(evaluator).__name__}"
         )
-    if not is_lightning(evaluator):
-        loop = Loop(evaluator, inferer, loader)
-        handler = attach_to(loop, folder, explaining, "the loop", postprocessing)
-        return LoopExplainer(handler, loop, explaining.image_key)
-    step = PredictStep(evaluator, network, inferer)
-    loop = Loop(step.network, step.inferer, loader)
-    handler = attach_to(loop, folder, explaining, f"the predict step of {type(evaluator).__name__}", postprocessing)
-    step.explain_by(LoopExplainer(handler, loop, explaining.image_key))
-    return handler
+    loop = Loop(evaluator, inferer, loader)
+    handler = attach_to(loop, folder, explaining, "the loop", postprocessing)
+    return LoopExplainer(handler, loop, explaining.image_key)
 
 
 def attach_to(

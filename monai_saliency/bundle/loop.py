@@ -55,20 +55,12 @@ class LoopExplainer:
         self.loop = loop
         self.image_key = image_key
         handler.report_at_end(loop)
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin a run, over any loader."""
-        self.loop.state.iteration, self.handler.is_started = 0, False
-        self.loop.fire_event(Events.STARTED)
-        self.loop.fire_event(Events.ITERATION_STARTED)
+        loop.fire_event(Events.STARTED)
+        loop.fire_event(Events.ITERATION_STARTED)
 
     def __call__(self, batch: Any, prediction: Any, *args: Any, **kwargs: Any) -> None:
-        """Explain a batch. Call it under the same autocast as the network."""
-        self.explain(batch, Call(self._on_device(self._images(batch)), args, kwargs, prediction))
-
-    def explain(self, batch: Any, call: Call) -> None:
-        """Explain a batch by how it was predicted."""
+        """Explain a batch by how it was predicted. Call it under the same autocast as the network."""
+        call = Call(self._on_device(self._images(batch)), args, kwargs, prediction)
         state, kind = self.loop.state, call.images[0].device.type
         self.loop.amp = torch.is_autocast_enabled(kind)
         self.loop.amp_kwargs = {"dtype": torch.get_autocast_dtype(kind)} if self.loop.amp else {}

@@ -18,7 +18,7 @@ from helpers.tolerances import assert_same_bits
 from monai.bundle import ConfigParser
 from monai.data import DataLoader, Dataset, PatchDataset
 from monai.engines import EnsembleEvaluator, IterationEvents, SupervisedEvaluator
-from monai.inferers import SlidingWindowInferer, sliding_window_inference
+from monai.inferers import SlidingWindowInferer
 from monai.transforms import (
     Activationsd,
     Compose,
@@ -217,7 +217,7 @@ def test_an_empty_first_scan_is_not_taken_for_its_mask(first: str, tmp_path: Pat
     np.testing.assert_allclose(nib.load(tmp_path / "maps" / "s0_saliency.nii.gz").affine, LPS)
 
 
-# `attach` for what is not a MONAI evaluator: a Lightning module's predict step, and a plain loop.
+# `attach` for what is not a MONAI evaluator: a plain loop, which may be a Lightning module's predict step.
 lightning: Any = pytest.importorskip("lightning.pytorch", reason='needs pip install "monai-saliency[lightning]"')
 
 
@@ -271,6 +271,15 @@ class Predicts(lightning.LightningModule):
         return self.inferer(images, self.model) if hasattr(self, "inferer") else self.model(images)
 
 
+class Explains(Predicts):
+    """Has each batch explained right after its prediction."""
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> torch.Tensor:
+        prediction = super().predict_step(batch, batch_idx)
+        self.explain(batch, prediction)
+        return prediction
+
+
 def trainer(**settings: Any) -> Any:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     return lightning.Trainer(accelerator="cpu", devices=1, enable_checkpointing=False, **quiet, **settings)
@@ -296,16 +305,16 @@ def test_a_predict_step_gets_the_evaluators_maps(kind: str, loader: Any, tmp_pat
     make, inferer, batch_size, settings = KINDS[kind]
     network = make()
     by_evaluator(network, inferer, loader(batch_size), tmp_path / "evaluator", **settings)
-    module = Predicts(network, inferer)
-    alone = trainer().predict(module, loader(batch_size))
-    handler = ms.attach(module, tmp_path / "module", postprocessing=ACTIVATE, **settings)
-    explained = trainer().predict(module, loader(batch_size))
+    data = loader(batch_size)
+    alone = trainer().predict(Predicts(network, inferer), data)
+    module = Explains(network, inferer)
+    given = {"loader": data, "inferer": inferer, "postprocessing": ACTIVATE, **settings}
+    with ms.attach(network, tmp_path / "module", **given) as module.explain:
+        explained = trainer().predict(module, data)
     assert maps(tmp_path / "module") == maps(tmp_path / "evaluator") != {}
     assert same_rows(tmp_path / "module", tmp_path / "evaluator")
-    assert handler.explained == ["s0", "s1", "s2"]
+    assert module.explain.handler.explained == ["s0", "s1", "s2"]
     assert all(map(torch.equal, alone, explained))
-    assert inferer is None or module.inferer is inferer
-    assert not network._forward_hooks
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -328,40 +337,10 @@ def test_a_plain_loop_gets_the_evaluators_maps(kind: str, loader: Callable[[int]
     assert same_rows(tmp_path / "loop", tmp_path / "evaluator")
 
 
-def test_the_last_attachment_counts(loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
-    """One of two would explain for nothing; and of two runs each explains all."""
-    module = Predicts(Scaled())
-    first = ms.attach(module, tmp_path / "first", **CLASSIFY)
-    second = ms.attach(module, tmp_path / "second", **CLASSIFY)
-    data = loader(1)
-    for _ in range(2):
-        trainer().predict(module, data)
-    assert not first.explained
-    assert second.explained == ["s0", "s1", "s2"] * 2
-
-
-class Patches(Predicts):
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> torch.Tensor:
-        return sliding_window_inference(batch["image"], (6, 6, 6), 1, self.model)
-
-
-class Nothing(Predicts):
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> torch.Tensor:
-        return batch["image"]
-
-
-class Two(Predicts):
-    def __init__(self) -> None:
-        super().__init__(segmenter())
-        self.head = Scaled()
-
-
 @pytest.mark.parametrize(
     ("module", "settings", "match"),
     [
-        (lambda: Two(), {}, r"Two has weights in \['head', 'model'\], so which network predicts is unknown"),
-        (lambda: Predicts(Scaled()), {"inferer": "window"}, r"`inferer` must be the one .* attributes \[\]"),
-        (lambda: "network", {}, "`evaluator` must be a MONAI evaluator, a Lightning module or the network of a loop"),
+        (lambda: "network", {}, "`evaluator` must be a MONAI evaluator or the network of a loop"),
         (lambda: SupervisedEvaluator(torch.device("cpu"), [], Scaled()), {"loader": []}, "an evaluator has its own"),
         (lambda: Scaled(), {"method": "rice"}, r"`method` must be one of \["),
         (lambda: Scaled(), {"target": "predicted"}, r"`target` must be 'auto' or a target, got 'predicted'"),
@@ -372,31 +351,6 @@ class Two(Predicts):
 def test_what_cannot_be_attached_to(module: Callable[[], Any], settings: Any, match: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=match):
         ms.attach(module(), tmp_path / "maps", **settings)
-
-
-@pytest.mark.parametrize(
-    ("module", "match"),
-    [
-        (lambda: Patches(segmenter()), r"called its network \d+ times, .* let the module hold the inferer"),
-        (lambda: Nothing(segmenter()), "called its network 0 times"),
-        (lambda: Nothing(segmenter(), SlidingWindowInferer((6, 6, 6))), "called its `inferer` 0 times"),
-    ],
-)
-def test_a_step_that_cannot_be_repeated(module: Callable[[], Any], match: str, loader: Any, tmp_path: Path) -> None:
-    """Else a patch would be explained for the scan."""
-    made = module()
-    ms.attach(made, tmp_path / "maps", **SEGMENT)
-    with pytest.raises(ValueError, match=match):
-        trainer().predict(made, loader(1))
-    assert not maps(tmp_path / "maps")
-
-
-def test_several_devices_are_refused(loader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, run = Predicts(Scaled()), trainer()
-    ms.attach(module, tmp_path / "maps", **CLASSIFY)
-    monkeypatch.setattr(type(run), "world_size", 2)
-    with pytest.raises(ValueError, match="what one device predicts of one loader, and the trainer has 2 "):
-        run.predict(module, loader(1))
 
 
 def test_another_prediction_than_the_networks_is_a_failure(loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
