@@ -338,7 +338,7 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "swinunetr": (lambda: SwinUNETR(1, 2, feature_size=12, spatial_dims=2), (64, 64)),
 }
 #: layers that can be read; the first is the default, but for networks in NO_DEFAULT
-NO_DEFAULT = ("unet", "flat")
+NO_DEFAULT = ("unet", "convnext", "flat")
 LAYERS: dict[str, list[str]] = {
     "densenet": ["class_layers.relu", "features.norm5", "features.transition1.norm"],
     "resnet": ["layer4", "layer4.0.bn2", "layer3.0.bn2", "bn1"],
