@@ -13,6 +13,9 @@ module                  what it measures
 ``method_checks``       maps made again: with another seed or fill, or by a randomised copy of the network
 ``control_maps``        maps that know nothing of the network, and which metrics they pass
 ``agreement``           how far two maps of one scan agree
+``which_method``        which method for a network: all figures of several methods, on some of its scans
+``truth``               what that is measured against: labels that the network uses, or planted evidence
+``map_figures``         all figures of one map
 ``base``                the contract of metrics: :class:`SaliencyMetric`, and of metrics that run the network
 ======================  ===================================================================================
 """
@@ -25,6 +28,7 @@ from monai_saliency.metrics.method_checks import FillAgreement, ParameterRandomi
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.perturbation_curve import Deletion, Insertion, PerturbationCurve
 from monai_saliency.metrics.plausibility import AUPRC, Leakage, MassInLabel, Pointing
+from monai_saliency.metrics.which_method import MethodComparison, compare_methods
 
 __all__ = [
     "AUPRC",
@@ -36,11 +40,13 @@ __all__ = [
     "Leakage",
     "MapAgreement",
     "MassInLabel",
+    "MethodComparison",
     "ParameterRandomisation",
     "PerturbationCurve",
     "Pointing",
     "Repeatability",
     "SaliencyMetric",
+    "compare_methods",
     "controls",
     "map_agreement",
     "peak_voxel",

@@ -140,7 +140,10 @@ class MapFigures:
 
     def _again(self, inferer: PerturbationInferer, network: Callable[..., Any]) -> torch.Tensor:
         """The maps ``(1, K, *spatial)`` of another explanation of the same question."""
-        stored = self.keeper(inferer, network, [replace(self.case, image=self.image[0])])
+        keeper = self.keeper
+        if network is not self.given.network and keeper.network_id:
+            keeper = replace(keeper, network_id=f"{keeper.network_id} at random weights")
+        stored = keeper(inferer, network, [replace(self.case, image=self.image[0])])
         (explanation,) = inferer.explain(self.image, network, cases=[self.case], stored=stored)
         self.forwards += explanation.num_forwards
         return plain(explanation.saliency)[None]

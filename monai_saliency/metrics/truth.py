@@ -1,0 +1,163 @@
+"""The truth that maps are compared with: labels that the network uses, or evidence that is planted in other scans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
+from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.inferers.case_explainer import Keeper
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.masks.order import OrderMasks
+from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.metrics.base import OneMap, Scored
+from monai_saliency.metrics.map_figures import AsExplained
+from monai_saliency.metrics.perturbation_curve import Deletion
+from monai_saliency.targets.base import BoundTarget
+
+__all__ = ["LEAST", "Scan", "Truth", "find_truth"]
+
+#: fewer cases give no standard error that means anything
+LEAST = 3
+#: a place that matters is made of tiles of a seventh of each axis, of the highest of these, and at most of this share
+_TILES, _HIGHEST, _LARGEST = 7, 16, 1 / 8
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A scan that methods are compared on: its image ``(C, *spatial)``, its label or planted place, bool
+    ``(*spatial)``, and for a planted one the question that the place answers.
+    """
+
+    image: torch.Tensor
+    case: Case
+    label: torch.Tensor | None = None
+    target: BoundTarget | None = None
+
+    def asked(self, inferer: PerturbationInferer) -> PerturbationInferer:
+        """An inferer that asks the question of this scan."""
+        return inferer if self.target is None else inferer.replace(target=AsExplained(inferer.target, self.target))
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The scans that maps are compared on, and in words what is the truth there. ``kind`` is ``"labels"``,
+    ``"planted"``, or ``"none"`` for scans without a truth.
+    """
+
+    kind: str
+    words: str
+    scans: Sequence[Scan]
+
+
+def find_truth(
+    inferer: PerturbationInferer, network: Callable[..., Any], scans: Sequence[Scan], keeper: Keeper
+) -> Truth:
+    """The labels where the network uses them in at least three cases; else what was planted, where it is found in as
+    many; else nothing.
+    """
+    hiding = _Hiding(inferer.replace(progress=False, sharing=None), network, keeper)
+    labelled = [scan for scan in scans if scan.label is not None and bool(scan.label.any())]
+    used = [scan for scan in labelled if hiding.is_used(scan)]
+    unused = len(labelled) - len(used)
+    words = f"the labels, in {len(used)} of {len(labelled)} cases"
+    if unused:
+        words += f". In {unused} of {len(labelled)} cases the network does not need the label: look for a shortcut"
+    if len(used) >= LEAST:
+        return Truth("labels", words, used)
+    planted = hiding.planted(scans)
+    why = f"not {words}. Instead " if labelled else "no label is given: "
+    if len(planted) >= LEAST:
+        what = f"places that matter, moved into another scan, in {len(planted)} of {len(scans)} cases"
+        return Truth("planted", why + what, planted)
+    nothing = (
+        "nothing: no place that matters could be moved into another scan, so deletion, insertion and the agreement "
+    )
+    unknown = [replace(scan, label=None) for scan in scans]
+    return Truth(
+        "none", f"{why}{nothing}of seeds are all there is, and these cannot tell fine maps from coarse ones", unknown
+    )
+
+
+class _Hiding:
+    """Scores scans with parts of them hidden."""
+
+    def __init__(self, inferer: PerturbationInferer, network: Callable[..., Any], keeper: Keeper) -> None:
+        self.inferer, self.network, self.keeper = inferer, network, keeper
+
+    def score(self, scan: Scan, order: torch.Tensor, steps: int = 2, keep: bool = False) -> Scored:
+        """The scores while the highest voxels of ``order``, of the scan's spatial shape, are hidden or kept."""
+        probe = Deletion(scan.asked(self.inferer), self.network, keeper=self.keeper)
+        return probe.score(OneMap(order, 0, 1, scan.image, scan.case), OrderMasks(order, steps, keep))
+
+    def is_used(self, scan: Scan) -> bool:
+        """Whether hiding the label alone takes at least half of what hiding everything takes, and hiding all but the
+        label at most half.
+        """
+        label = scan.label.double()  # type: ignore[union-attr]
+        hidden, kept = self.score(scan, label), self.score(scan, label, keep=True)
+        alone, everything = hidden.reference - hidden.scores[0], hidden.reference - hidden.scores[-1]
+        others = kept.reference - kept.scores[-1]
+        return bool(everything > 0 and 2 * alone >= everything and 2 * others <= everything)
+
+    def place(self, scan: Scan) -> tuple[torch.Tensor, BoundTarget] | None:
+        """The smallest set of tiles whose hiding takes half of what hiding everything takes, bool ``(*spatial)``, with
+        the question that it answers; None where that is a large part of the scan.
+        """
+        spatial = scan.image.shape[1:]
+        edge = [math.ceil(size / _TILES) for size in spatial]
+        tiles = self.inferer.replace(masks=SlidingWindowMasks(edge, edge), estimator=OcclusionScoring())
+        stored = self.keeper(tiles, self.network, [replace(scan.case, image=scan.image)])
+        (found,) = tiles.explain(scan.image[None], self.network, cases=[scan.case], stored=stored)
+        if len(found.saliency) > 1:
+            raise ValueError(
+                f"methods are compared by one score a case, and the target explains {len(found.saliency)} "
+                f"({', '.join(map(str, found.target.labels))}): give one class"
+            )
+        drops = found.saliency[0]
+        levels = drops.unique()
+        order = drops.clamp(min=levels[-_HIGHEST:][0])
+        scored: Any = self.score(scan, order, _TILES ** len(spatial))
+        fallen = scored.reference - scored.scores
+        step = int((2 * fallen >= fallen[-1]).nonzero()[0])
+        is_large = scored.masks.hidden_fractions[step] > _LARGEST
+        if fallen[-1] <= 0 or is_large or found.fill_problem:
+            return None
+        return scored.masks.first <= step, found.target
+
+    def planted(self, scans: Sequence[Scan]) -> list[Scan]:
+        """Scans of the lowest score with a place of another scan in them, where the score rises by at least half of the
+        difference, and of the largest rise: less may be noise.
+        """
+        planted, rises = [], []
+        for source in scans:
+            try:
+                place = self.place(source)
+            except CaseError:  # it cannot be explained
+                continue
+            others = [scan for scan in scans if scan is not source and scan.image.shape == source.image.shape]
+            if place is None or not others:
+                continue
+            inside, target = place
+            asked = [replace(scan, label=inside, target=target) for scan in others]
+            lowest = min(asked, key=self.reference)
+            name = f"{source.case.name} in {lowest.case.name}"
+            image = torch.where(inside, source.image, lowest.image)
+            scan = replace(lowest, image=image, case=replace(lowest.case, name=name, prediction=None))
+            rise = self.reference(scan) - self.reference(lowest)
+            if 2 * rise >= self.reference(replace(source, label=inside)) - self.reference(lowest) and self.is_used(
+                scan
+            ):
+                planted.append(scan)
+                rises.append(rise)
+        return [scan for scan, rise in zip(planted, rises, strict=True) if 2 * rise >= max(rises)]
+
+    def reference(self, scan: Scan) -> float:
+        """The score of a scan."""
+        return float(self.score(scan, scan.label.double(), 1).reference)  # type: ignore[union-attr]

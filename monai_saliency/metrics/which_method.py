@@ -1,0 +1,349 @@
+"""Which method for a network, measured on some of its own scans."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from monai_saliency import methods as known_methods
+from monai_saliency.cases import cases_of
+from monai_saliency.fills.named import fill_in_unit
+from monai_saliency.inferers.case_explainer import Keeper
+from monai_saliency.inferers.fill_choice import choose_fill
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.methods.arguments import TargetLike
+from monai_saliency.metrics.control_maps import controls
+from monai_saliency.metrics.map_figures import MapFigures, Trusted
+from monai_saliency.metrics.truth import LEAST, Scan, Truth, find_truth
+from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.storage.tables import CaseTable
+from monai_saliency.utils.arguments import callable_network, check_option
+from monai_saliency.utils.tensors import plain
+
+__all__ = ["COLUMNS", "Comparison", "MethodComparison", "compare_methods", "best_of", "default_methods", "named"]
+
+#: the figures of a method, by the columns of its table, with their words
+FIGURES = {
+    "forwards": "forwards",
+    "seconds": "seconds",
+    "auprc": "AUPRC",
+    "pointing": "peak inside",
+    "mass": "mass inside",
+    "insertion": "insertion",
+    "deletion": "deletion",
+    "repeatability": "two seeds",
+    "randomised": "random weights",
+}
+#: the columns of the table of each case and method
+COLUMNS = ("case", "method", "mark", *FIGURES, "problem")
+# Another seed and random weights cost as much as the map, so they are measured on the first cases alone.
+_FIGURES, _COSTLY_FIGURES = ("insertion", "deletion", "the label"), ("another seed", "the randomised network")
+_COSTLY = 3
+
+Row = dict[str, Any]
+
+
+def default_methods(spatial: Sequence[int], has_regions: bool = False) -> list[Row]:
+    """The methods that are compared by default on images of a spatial shape, each with its settings."""
+    window = [max(1, size // (8 if len(spatial) == 2 else 4)) for size in spatial]
+    return [
+        {"method": "focused_rise"},
+        {"method": "rise", "num_masks": 350},
+        {"method": "rise", "num_masks": 1000},
+        {"method": "hierarchical_occlusion"},
+        {"method": "sliding_window", "window_size": window},
+        {"method": "sliding_window", "window_size": [2 * size for size in window]},
+        {"method": "region_occlusion"} | ({} if has_regions else {"num_supervoxels": 200}),
+        {"method": "smoothgrad"},
+        {"method": "integrated_gradients"},
+    ]
+
+
+def named(methods: Sequence[str | Mapping[str, Any]]) -> dict[str, Row]:
+    """Methods with their settings by the words for them, such as ``"rise --num_masks 350"``."""
+    by_name = {}
+    for given in methods:
+        settings = {"method": given} if isinstance(given, str) else dict(given)
+        method = settings["method"]
+        words = [method if isinstance(method, str) else method.__name__]
+        words += [f'--{id} "{value}"' if " " in str(value) else f"--{id} {value}" for id, value in settings.items()][1:]
+        by_name[" ".join(words)] = settings
+    return by_name
+
+
+@dataclass(frozen=True)
+class MethodComparison:
+    """Methods compared on some scans. Printed, it is a table.
+
+    Attributes:
+        best: the words for the method to take, with its settings; None where none is recommended.
+        truth: what the maps were compared with, in words.
+        verdict: in words, which method to take, or why none.
+        summary: for each method and control a dictionary: its figures, means over cases, each with its standard error
+            under ``<figure>_error``; ``cases``, and ``problem``, which is empty unless the method was left out.
+        cases: the figures of each case and method.
+        settings: of each method, by the words for it.
+    """
+
+    best: str | None
+    truth: str
+    verdict: str
+    summary: list[Row]
+    cases: list[Row]
+    settings: Mapping[str, Row]
+
+    @property
+    def rows(self) -> Any:
+        """The table as a pandas ``DataFrame``; without pandas, :attr:`summary`."""
+        try:
+            import pandas
+        except ImportError:
+            return self.summary
+        return pandas.DataFrame(self.summary).set_index("method")
+
+    def __str__(self) -> str:
+        measured = [row for row in self.summary if not row["problem"]]
+        shown = {name: words for name, words in FIGURES.items() if any(name in row for row in measured)}
+        lines = [["method", *shown.values()]]
+        lines += [[row["method"], *(_in_words(row, name) for name in shown)] for row in measured]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        texts = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        texts += [f"left out: {row['method']}: {row['problem']}" for row in self.summary if row["problem"]]
+        return "\n".join([f"The truth: {self.truth}.", "", *texts, "", self.verdict])
+
+
+def _in_words(row: Row, name: str) -> str:
+    """A figure with its standard error."""
+    if name not in row:
+        return ""
+    if name in ("forwards", "seconds"):
+        return f"{row[name]:.4g}"
+    return f"{row[name]:.2f} ± {row[f'{name}_error']:.2f}"
+
+
+def compare_methods(
+    network: Callable[..., Any],
+    images: torch.Tensor,
+    target: TargetLike = None,
+    labels: Any = None,
+    methods: Sequence[str | Mapping[str, Any]] | None = None,
+    *,
+    fill: Any = "auto",
+    names: Sequence[str] | None = None,
+    store: ScoreStore | None = None,
+    network_id: str | None = None,
+    **shared: Any,
+) -> MethodComparison:
+    """Which method, with which settings, shows best what a network looks at? Measured on some of its scans.
+
+    The truth is, in this order:
+
+    - the labels, in cases in which the network uses them: hiding the label alone takes at least half of what hiding
+      everything takes from the score, and hiding all but the label at most half;
+    - evidence that is planted: a place that matters in one scan is moved into the scan of the lowest score, and counts
+      where the score rises by at least half of the difference;
+    - where neither is found in three cases, nothing: no method is recommended.
+
+    Methods are compared by AUPRC (:class:`~monai_saliency.metrics.AUPRC`), also with controls that know nothing of the
+    network: the scan's intensity and its negative, its edges, a random map. A method or control is a tie if its mean
+    difference to the best is at most one standard error of this difference over cases. The tie of the fewest forwards
+    is recommended; no method is, where a control is a tie or better.
+
+    Args:
+        network: any callable on images. The map of random weights needs a module.
+        images: ``(B, C, *spatial)``, at least 3; about 8 are enough to tell methods apart.
+        target: the one score that is explained, as for :func:`~monai_saliency.explain`; by default the class that the
+            network predicts.
+        labels: label maps ``(B, 1, *spatial)`` on the images' grid: the evidence, such as lesions, is not 0.
+        methods: names, or dictionaries of a method with settings such as ``{"method": "rise", "num_masks": 500}``; by
+            default those of :func:`default_methods`.
+        fill: as in the bundle; ``"auto"`` is chosen on the first cases (:func:`~monai_saliency.inferers.choose_fill`).
+        names: of the images.
+        store: keeps scores, so that a stopped comparison resumes.
+        network_id: a name of the network in the store, needed where it is not a module.
+        shared: what all methods are given, such as ``mask_batch_size`` and ``inferer``.
+
+    Raises:
+        ValueError: for fewer than 3 images, labels of another grid, an unknown method, or a target of several scores.
+
+    Example::
+
+        >>> images = 0.1 * torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+        >>> labels = torch.zeros(4, 1, 16, 16)
+        >>> for number in range(4):
+        ...     labels[number, 0, 3 * number : 3 * number + 4, 5:9] = 1
+        >>> images += 0.8 * labels
+        >>> network = lambda images: images.flatten(1).sort().values[:, -16:].sum(1, keepdim=True)
+        >>> compared = compare_methods(network, images, labels=labels, methods=["rise", "hierarchical_occlusion"])
+        >>> print(compared.verdict)
+        none of these maps shows more than the scan's intensity: do not show them
+    """
+    callable_network(network)
+    if len(images) < LEAST:
+        raise ValueError(f"methods are compared on at least {LEAST} images, about 8 are better, got {len(images)}")
+    spatial = tuple(images.shape[2:])
+    if labels is not None and any(tuple(label.shape[1:]) != spatial for label in labels):
+        shapes = sorted({tuple(label.shape[1:]) for label in labels})
+        raise ValueError(f"`labels` must lie on the images' grid {spatial}, got {shapes}: resample them to the images")
+    cases = cases_of(images, labels, names=names)
+    settings = named(methods or default_methods(spatial))
+    inferers = {}
+    options = {name: getattr(known_methods, name) for name in known_methods.__all__}
+    for name, own in settings.items():
+        given = shared | own | {"target": target, "fill": fill_in_unit(fill)}
+        method = given.pop("method")
+        make = check_option("methods", method, options) if isinstance(method, str) else method
+        inferers[name] = make(**given)
+    scans = []
+    for number, case in enumerate(cases):
+        label = None if labels is None else (plain(torch.as_tensor(case.labels))[0] != 0).to(images.device)
+        scans.append(Scan(plain(images)[number], replace(case, labels=None), label))
+    return Comparison(inferers, network, settings, store, network_id).run(scans)
+
+
+class Comparison:
+    """Measures methods on scans.
+
+    Args:
+        inferers: by the words for each method.
+        network: the network.
+        settings: of each method, by its words.
+        store: keeps scores.
+        network_id: names the network there.
+        table: keeps the figures of each case and method; None keeps none.
+        say: is given a line after each case, with the remaining time.
+        steps: perturbed images of each insertion and deletion curve.
+    """
+
+    def __init__(
+        self,
+        inferers: Mapping[str, PerturbationInferer],
+        network: Callable[..., Any],
+        settings: Mapping[str, Row],
+        store: ScoreStore | None = None,
+        network_id: str | None = None,
+        table: CaseTable | None = None,
+        say: Callable[[str], None] = lambda line: None,
+        steps: int = 20,
+    ) -> None:
+        self.inferers, self.network, self.settings = dict(inferers), network, settings
+        self.store, self.network_id, self.table, self.say, self.steps = store, network_id, table, say, steps
+        self.keeper = Keeper(store, network_id)
+        self.rows: list[Row] = []
+        self.problems: dict[str, str] = {}
+
+    def run(self, scans: Sequence[Scan]) -> MethodComparison:
+        """Find the truth, measure all methods and controls, and decide."""
+        first = next(iter(self.inferers.values()))
+        fill = choose_fill(first, self.network, [(scan.image[None], scan.case) for scan in scans]).fill
+        self.inferers = {name: inferer.replace(fill=fill, sharing=None) for name, inferer in self.inferers.items()}
+        truth = find_truth(first.replace(fill=fill), self.network, scans, self.keeper)
+        self.say(f"the truth: {truth.words}")
+        is_module = isinstance(self.network, torch.nn.Module) and any(True for _ in self.network.parameters())
+        begun = time.monotonic()
+        for number, scan in enumerate(truth.scans):
+            figures = _FIGURES if number >= _COSTLY else (*_FIGURES, *_COSTLY_FIGURES[: 1 + is_module])
+            self._measure(scan, figures)
+            left = (time.monotonic() - begun) / (number + 1) * (len(truth.scans) - number - 1)
+            done = f"case {number + 1} of {len(truth.scans)}, {scan.case.name}: {len(self.inferers)} methods"
+            self.say(f"{done}, about {left:.0f} s left")
+        return self._decided(truth)
+
+    def _measure(self, scan: Scan, figures: Sequence[str]) -> None:
+        """The rows of a scan: of each method, then of each control."""
+        last: Trusted | None = None
+        for name in [name for name in self.inferers if name not in self.problems]:
+            inferer = scan.asked(self.inferers[name]).replace(progress=False)
+            label = None if scan.label is None else scan.label[None].float
+            nothing: Any = None
+            given = Trusted(nothing, inferer, self.network, scan.image, scan.case, label, self.network_id, self.store)
+            try:
+                last = self._row(name, given, figures) or last
+            except Exception as error:
+                self.problems[name] = " ".join(str(error).split())
+                self.say(f"{name} is left out: {self.problems[name]}")
+        if last is None:
+            raise ValueError(f"no method could explain {scan.case.name}: {'; '.join(self.problems.values())}")
+        for name, saliency in _controls(scan.image[None], last.explanation.saliency[None]).items():
+            shown = replace(last.explanation, saliency=saliency[0])
+            found = MapFigures(replace(last, explanation=shown), self.steps).rows("", _FIGURES)[0]
+            self.rows.append({"case": scan.case.name, "method": f"control: {name}", **_own_names(found)})
+
+    def _row(self, name: str, given: Trusted, figures: Sequence[str]) -> Trusted | None:
+        """Explain a scan by a method and measure its map, unless the table has its row; then None."""
+        stored = self.keeper(given.inferer, given.network, [replace(given.case, image=given.image)])
+        is_resumed = bool(stored and stored[0].ranges())
+        begun = time.perf_counter()
+        (found,) = given.inferer.explain(given.image[None], given.network, cases=[given.case], stored=stored)
+        if given.image.is_cuda:
+            torch.cuda.synchronize(given.image.device)
+        seconds = time.perf_counter() - begun
+        forwards = len(found.ids) + 1 if is_resumed else found.num_forwards / found.per_prediction
+        given = replace(given, explanation=found)
+        row = {"case": given.case.name, "method": name, "forwards": forwards}
+        if not is_resumed:
+            row["seconds"] = seconds
+        self.rows.append(row | _own_names(MapFigures(given, self.steps).rows("", figures)[0]))
+        return given
+
+    def _decided(self, truth: Truth) -> MethodComparison:
+        """The means of all rows, and the method to take."""
+        names = [name for name in dict.fromkeys(row["method"] for row in self.rows) if name not in self.problems]
+        by_method = {name: [row for row in self.rows if row["method"] == name] for name in names}
+        summary = [{"method": name, **_means(rows), "problem": ""} for name, rows in by_method.items()]
+        summary += [{"method": name, "problem": words} for name, words in self.problems.items()]
+        best, verdict = None, "no method is recommended, since nothing tells which map is right"
+        if truth.kind != "none":
+            precision = {name: np.array([row.get("auprc", math.nan) for row in by_method[name]]) for name in names}
+            best, verdict = best_of(precision, {row["method"]: row.get("forwards", 0) for row in summary})
+        return MethodComparison(best, truth.words, verdict, summary, self.rows, self.settings)
+
+
+def best_of(precision: Mapping[str, np.ndarray], forwards: Mapping[str, float]) -> tuple[str | None, str]:
+    """The cheapest of the methods that are as good as the best one, and the verdict in words."""
+    methods = [name for name in precision if not name.startswith("control: ")]
+    highest = max(methods, key=lambda name: precision[name].mean())
+    ties = [name for name in precision if _mean_of(precision[highest] - precision[name])]
+    reached = max(set(ties).difference(methods), key=lambda name: precision[name].mean(), default="")
+    if reached:
+        what = reached.removeprefix("control: ").replace("random", "a random map")
+        what = f"the scan's {what}" if what != "a random map" else what
+        return None, f"none of these maps shows more than {what}: do not show them"
+    best = min(ties, key=lambda name: forwards[name])
+    others = [name for name in ties if name != best]
+    tied = f", the cheapest of the ties with {', '.join(others)}" if others else ""
+    return best, f"best: {best}{tied}"
+
+
+def _mean_of(behind: np.ndarray) -> bool:
+    """Whether a mean difference to the best is at most one standard error."""
+    return bool(behind.mean() <= behind.std(ddof=1) / math.sqrt(len(behind)))
+
+
+def _means(rows: Sequence[Row]) -> Row:
+    """The mean of each figure and its standard error, over the rows that have it."""
+    means: Row = {"cases": len(rows)}
+    for name in FIGURES:
+        values = np.array([row[name] for row in rows if row.get(name, "") != ""], float)
+        if len(values):
+            means[name] = float(values.mean())
+            means[f"{name}_error"] = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
+    return means
+
+
+def _controls(images: torch.Tensor, maps: torch.Tensor) -> dict[str, torch.Tensor]:
+    known = controls(images, maps)
+    found = {name: known[name] for name in ("intensity", "edges", "random")}
+    return found | {"darkness": -known["intensity"]}
+
+
+def _own_names(row: Row) -> Row:
+    """The figures of a map, without the prefix that they have in ``summary.csv``."""
+    names = {name: row.get(f"trust_{name}", "") for name in FIGURES if name != "forwards"}
+    return {name: value for name, value in names.items() if value != ""}

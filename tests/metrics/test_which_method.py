@@ -1,0 +1,216 @@
+"""Which method for a network: what is the truth, and what is recommended."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from helpers.brightness import Brightness
+
+import monai_saliency as ms
+from monai_saliency import metrics
+from monai_saliency.inferers.case_explainer import Keeper
+from monai_saliency.metrics.truth import Scan, find_truth
+from monai_saliency.storage.score_store import ScoreStore
+
+FEW = ["rise", {"method": "sliding_window", "window_size": 6}, "integrated_gradients"]
+EDGE = 24
+
+
+def checkers(size: int = 6) -> torch.Tensor:
+    rows = torch.arange(size)
+    return ((rows[:, None] + rows) % 2 * 2.0 - 1)[None, None]
+
+
+class Checkers(torch.nn.Module):
+    """How strongly the most like place of an image is a patch of checkers, whatever its brightness."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(checkers() / 36)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(images, self.weight).flatten(1).amax(1, keepdim=True)
+
+
+class Corner(torch.nn.Module):
+    """How bright the marker in the corner is: a shortcut."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images[:, :, :4, :4].mean((1, 2, 3))[:, None]
+
+
+def scans(count: int = 8, marker: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noise with a bright disc, and in a patch of checkers the label; with a marker in the corner of every second."""
+    random = torch.Generator().manual_seed(0)
+    images = 0.1 * torch.randn(count, 1, EDGE, EDGE, generator=random)
+    labels = torch.zeros(count, 1, EDGE, EDGE)
+    for number in range(count):
+        row, column = torch.randint(5, EDGE - 6, (2,), generator=random).tolist()
+        images[number, :, 12:16, 2:5] += 2  # brighter than any evidence
+        images[number, :, row : row + 6, column : column + 6] += checkers()[0]
+        labels[number, :, row : row + 6, column : column + 6] = 1
+    if marker:
+        images[::2, :, :4, :4] += 3
+    return images, labels
+
+
+def test_labels_are_the_truth_where_the_network_uses_them() -> None:
+    images, labels = scans()
+    found = metrics.compare_methods(Checkers(), images, ms.ClassScore([0], "none"), labels, FEW)
+    assert found.truth == "the labels, in 8 of 8 cases"
+    assert found.best in {"rise", "sliding_window --window_size 6", "integrated_gradients"}
+    rows = {row["method"]: row for row in found.summary}
+    assert rows[found.best]["auprc"] > rows["control: intensity"]["auprc"] + 0.2
+    lines = str(found).splitlines()
+    assert lines[-1] == found.verdict
+    assert [line.split("  ")[0] for line in lines[3:10]] == [*rows]
+
+
+def test_a_row_has_the_figures_of_the_metrics() -> None:
+    images, labels = scans(3)
+    target = ms.ClassScore([0], "none")
+    found = metrics.compare_methods(Checkers(), images, target, labels, ["sliding_window"], fill=0)
+    inferer = ms.sliding_window(target=target, fill=ms.ConstantFill(0.0))
+    maps = inferer(images, Checkers())
+    expected = {
+        "auprc": metrics.AUPRC().compute(maps, labels),
+        "pointing": metrics.Pointing().compute(maps, labels),
+        "mass": metrics.MassInLabel().compute(maps, labels),
+        "insertion": metrics.Insertion(inferer, Checkers()).compute(maps, images),
+        "deletion": metrics.Deletion(inferer, Checkers()).compute(maps, images),
+        "randomised": metrics.ParameterRandomisation(inferer, Checkers(), seed=1).compute(maps, images),
+    }
+    for name, values in expected.items():
+        values = values[:, 0].double()
+        assert found.summary[0][name] == pytest.approx(float(values.mean()), abs=1e-5)
+        assert found.summary[0][f"{name}_error"] == pytest.approx(float(values.std() / 3**0.5), abs=1e-5)
+    assert found.summary[0]["forwards"] == len(inferer.explain(images[:1], Checkers())[0].scores) + 1
+
+
+def test_a_shortcut_is_reported() -> None:
+    images, labels = scans(marker=True)
+    found = metrics.compare_methods(Corner(), images, ms.ClassScore([0], "none"), labels, FEW)
+    words = "in 8 of 8 cases the network does not need the label: look for a shortcut"
+    assert words in found.truth.lower()
+
+
+def test_without_labels_evidence_is_planted() -> None:
+    """The marker of one scan, moved into a scan without it."""
+    images, _ = scans(marker=True)
+    inferer = ms.rise(target=ms.ClassScore([0], "none"))
+    given = [Scan(image, ms.Case(f"ct_{number}")) for number, image in enumerate(images)]
+    truth = find_truth(inferer, Corner(), given, Keeper())
+    assert truth.kind == "planted"
+    assert len(truth.scans) == 4  # the others have no marker
+    for scan in truth.scans:
+        source, other = (int(name) for name in re.findall(r"ct_(\d)", scan.case.name))
+        assert (source % 2, other % 2) == (0, 1)
+        inside = scan.label
+        assert torch.equal(scan.image[0][inside], images[source, 0][inside])
+        assert torch.equal(scan.image[0][~inside], images[other, 0][~inside])
+        assert inside[:4, :4].all()
+        assert inside.sum() <= 64
+    found = metrics.compare_methods(Corner(), images, ms.ClassScore([0], "none"), methods=FEW)
+    assert found.truth.startswith("no label is given: places that matter, moved into another scan, in 4 of 8 cases")
+
+
+def test_random_weights_have_no_method() -> None:
+    images, labels = scans()
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()]
+    network = torch.nn.Sequential(*layers, torch.nn.Linear(8, 2)).eval()
+    found = metrics.compare_methods(network, images, ms.ClassScore("predicted", "softmax"), labels, FEW)
+    assert found.best is None
+    assert found.verdict == "no method is recommended, since nothing tells which map is right"
+    assert "cannot tell fine maps from coarse ones" in found.truth
+
+
+def test_intensity_ties_with_a_network_of_brightness() -> None:
+    images, labels = scans()
+    images = images.abs() * 0.1 + labels
+    found = metrics.compare_methods(Brightness(), images, ms.ClassScore([1], "none"), labels, FEW)
+    assert found.best is None
+    assert found.verdict == "none of these maps shows more than the scan's intensity: do not show them"
+
+
+def test_the_cheapest_of_the_ties_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One standard error of the difference to the best, by hand: of 0.2, 0 and 0.1 it is 0.1 / sqrt(3)."""
+    from monai_saliency.metrics import which_method
+
+    precision = {
+        "dear": np.array([0.9, 0.8, 0.7]),
+        "cheap": np.array([0.8, 0.85, 0.75]),  # behind by 0.1, -0.05, -0.05: 0 +- 0.05
+        "worse": np.array([0.7, 0.8, 0.6]),  # behind by 0.2, 0, 0.1: 0.1 +- 0.058
+        "control: intensity": np.array([0.1, 0.2, 0.3]),
+    }
+    best, words = which_method.best_of(precision, {"dear": 1000, "cheap": 100, "worse": 10})
+    assert (best, words) == ("cheap", "best: cheap, the cheapest of the ties with dear")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"images": scans(1)[0], "labels": None}, "at least 3 images, about 8 are better, got 1"),
+        ({"labels": torch.ones(8, 1, 12, 12)}, r"`labels` must lie on the images' grid \(24, 24\), got \[\(12, 12\)\]"),
+        ({"labels": torch.ones(7, 1, EDGE, EDGE)}, "`labels` must have one entry for each of 8 images, got 7"),
+        ({"methods": ["focussed_rise"]}, "did you mean `focused_rise`"),
+        ({"target": [0, 1], "labels": None}, "methods are compared by one score a case"),
+    ],
+)
+def test_misuse_is_a_sentence(changes: dict[str, object], words: str) -> None:
+    images, labels = scans()
+    given = {"images": images, "labels": labels, "methods": ["rise"], "target": 1} | changes
+    with pytest.raises(ValueError, match=words):
+        metrics.compare_methods(Brightness(), **given)
+
+
+def test_empty_labels_are_no_labels() -> None:
+    images, labels = scans(marker=True)
+    found = metrics.compare_methods(Corner(), images, ms.ClassScore([0], "none"), 0 * labels, FEW[1:2])
+    assert found.truth.startswith("no label is given: places that matter")
+
+
+def test_a_network_without_derivatives_leaves_gradients_out() -> None:
+    images, labels = scans(3)
+
+    class Rounded(Checkers):
+        @torch.no_grad()
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return super().forward(images).detach()
+
+    found = metrics.compare_methods(Rounded(), images, ms.ClassScore([0], "none"), labels, FEW[1:])
+    problems = {row["method"]: row["problem"] for row in found.summary if row["problem"]}
+    assert [*problems] == ["integrated_gradients"]
+    assert "derivative" in problems["integrated_gradients"]
+    assert f"left out: integrated_gradients: {problems['integrated_gradients']}" in str(found)
+
+
+def test_a_second_comparison_runs_only_what_is_not_kept(tmp_path: object) -> None:
+    images, labels = scans(3)
+    calls = []
+
+    class Counting(Checkers):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            calls.append(len(images))
+            return super().forward(images)
+
+    network = Counting()
+    given = {"methods": FEW[:2], "fill": 0, "store": ScoreStore(tmp_path), "network_id": "checkers"}
+    first = metrics.compare_methods(network, images, ms.ClassScore([0], "none"), labels, **given)
+    count = sum(calls)
+    calls.clear()
+    second = metrics.compare_methods(network, images, ms.ClassScore([0], "none"), labels, **given)
+    assert sum(calls) < 0.1 * count  # the unperturbed images, which tell that the scores are of this network
+    assert first.best == second.best
+    for one, other in zip(first.cases, second.cases, strict=True):
+        assert one["auprc"] == other["auprc"]
+        assert one["deletion"] == other["deletion"]
+
+
+def test_rows_are_a_table() -> None:
+    pandas = pytest.importorskip("pandas")
+    images, labels = scans(3)
+    found = metrics.compare_methods(Checkers(), images, ms.ClassScore([0], "none"), labels, ["hierarchical_occlusion"])
+    assert isinstance(found.rows, pandas.DataFrame)
+    assert found.rows.loc["hierarchical_occlusion", "auprc"] == found.summary[0]["auprc"]
