@@ -21,6 +21,7 @@ from monai_saliency.methods.arguments import TargetLike
 from monai_saliency.metrics.control_maps import controls
 from monai_saliency.metrics.map_figures import MapFigures, Trusted
 from monai_saliency.metrics.truth import LEAST, Scan, Truth, find_truth
+from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import CaseTable
 from monai_saliency.utils.arguments import callable_network, check_option
@@ -235,8 +236,6 @@ class Comparison:
         self.inferers, self.network, self.settings = dict(inferers), network, settings
         self.store, self.network_id, self.table, self.say, self.steps = store, network_id, table, say, steps
         self.keeper = Keeper(store, network_id)
-        self.rows: list[Row] = []
-        self.problems: dict[str, str] = {}
 
     def run(self, scans: Sequence[Scan]) -> MethodComparison:
         """Find the truth, measure all methods and controls, and decide."""
@@ -246,37 +245,49 @@ class Comparison:
         truth = find_truth(first.replace(fill=fill), self.network, scans, self.keeper)
         self.say(f"the truth: {truth.words}")
         is_module = isinstance(self.network, torch.nn.Module) and any(True for _ in self.network.parameters())
+        rows: list[Row] = []
         begun = time.monotonic()
         for number, scan in enumerate(truth.scans):
             figures = _FIGURES if number >= _COSTLY else (*_FIGURES, *_COSTLY_FIGURES[: 1 + is_module])
-            self._measure(scan, figures)
+            rows += self._measured(scan, figures)
             left = (time.monotonic() - begun) / (number + 1) * (len(truth.scans) - number - 1)
             done = f"case {number + 1} of {len(truth.scans)}, {scan.case.name}: {len(self.inferers)} methods"
             self.say(f"{done}, about {left:.0f} s left")
-        return self._decided(truth)
+        return self._decided(truth, rows)
 
-    def _measure(self, scan: Scan, figures: Sequence[str]) -> None:
-        """The rows of a scan: of each method, then of each control."""
-        last: Trusted | None = None
-        for name in [name for name in self.inferers if name not in self.problems]:
-            inferer = scan.asked(self.inferers[name]).replace(progress=False)
-            label = None if scan.label is None else scan.label[None].float
-            nothing: Any = None
-            given = Trusted(nothing, inferer, self.network, scan.image, scan.case, label, self.network_id, self.store)
+    def _measured(self, scan: Scan, figures: Sequence[str]) -> list[Row]:
+        """The rows of a scan, of each method and control: from the table if it has them, else measured."""
+        label = None if scan.label is None else scan.label[None].float
+        given = {}
+        for name, inferer in self.inferers.items():
+            asked, nothing = scan.asked(inferer).replace(progress=False), None
+            about = scan.image, scan.case, label, self.network_id, self.store
+            given[name] = Trusted(nothing, asked, self.network, *about)  # type: ignore[arg-type]
+        marks = [each.mark(self.steps) for each in given.values()]
+        mark = fingerprint([marks, list(figures)])[:16] if all(marks) else ""
+        kept = [] if self.table is None or not mark else [row for row in self.table.read() if row["mark"] == mark]
+        if kept:
+            return [_read(row) for row in kept]
+        rows, last = [], None
+        for name, each in given.items():
             try:
-                last = self._row(name, given, figures) or last
+                row, last = self._row(each, figures)
             except Exception as error:
-                self.problems[name] = " ".join(str(error).split())
-                self.say(f"{name} is left out: {self.problems[name]}")
+                row = {"problem": " ".join(str(error).split())}
+            rows.append({"method": name, **row})
         if last is None:
-            raise ValueError(f"no method could explain {scan.case.name}: {'; '.join(self.problems.values())}")
+            raise ValueError(f"no method could explain {scan.case.name}: {rows[0]['problem']}")
         for name, saliency in _controls(scan.image[None], last.explanation.saliency[None]).items():
             shown = replace(last.explanation, saliency=saliency[0])
             found = MapFigures(replace(last, explanation=shown), self.steps).rows("", _FIGURES)[0]
-            self.rows.append({"case": scan.case.name, "method": f"control: {name}", **_own_names(found)})
+            rows.append({"method": f"control: {name}", **_own_names(found)})
+        rows = [{"case": scan.case.name, "mark": mark, **row} for row in rows]
+        if self.table is not None:
+            self.table.add(rows)
+        return rows
 
-    def _row(self, name: str, given: Trusted, figures: Sequence[str]) -> Trusted | None:
-        """Explain a scan by a method and measure its map, unless the table has its row; then None."""
+    def _row(self, given: Trusted, figures: Sequence[str]) -> tuple[Row, Trusted]:
+        """Explain a scan by a method and measure its map."""
         stored = self.keeper(given.inferer, given.network, [replace(given.case, image=given.image)])
         is_resumed = bool(stored and stored[0].ranges())
         begun = time.perf_counter()
@@ -286,23 +297,23 @@ class Comparison:
         seconds = time.perf_counter() - begun
         forwards = len(found.ids) + 1 if is_resumed else found.num_forwards / found.per_prediction
         given = replace(given, explanation=found)
-        row = {"case": given.case.name, "method": name, "forwards": forwards}
-        if not is_resumed:
-            row["seconds"] = seconds
-        self.rows.append(row | _own_names(MapFigures(given, self.steps).rows("", figures)[0]))
-        return given
+        row = {"forwards": forwards} | ({} if is_resumed else {"seconds": seconds})
+        return row | _own_names(MapFigures(given, self.steps).rows("", figures)[0]), given
 
-    def _decided(self, truth: Truth) -> MethodComparison:
+    def _decided(self, truth: Truth, rows: Sequence[Row]) -> MethodComparison:
         """The means of all rows, and the method to take."""
-        names = [name for name in dict.fromkeys(row["method"] for row in self.rows) if name not in self.problems]
-        by_method = {name: [row for row in self.rows if row["method"] == name] for name in names}
-        summary = [{"method": name, **_means(rows), "problem": ""} for name, rows in by_method.items()]
-        summary += [{"method": name, "problem": words} for name, words in self.problems.items()]
+        by_method: dict[str, list[Row]] = {row["method"]: [] for row in rows}
+        problems = {row["method"]: row["problem"] for row in rows if row.get("problem")}
+        for row in rows:
+            by_method[row["method"]].append(row)
+        summary = [{"method": name, **_means(of), "problem": problems.get(name, "")} for name, of in by_method.items()]
         best, verdict = None, "no method is recommended, since nothing tells which map is right"
         if truth.kind != "none":
-            precision = {name: np.array([row.get("auprc", math.nan) for row in by_method[name]]) for name in names}
+            precision = {}
+            for name in [name for name in by_method if name not in problems]:
+                precision[name] = np.array([row.get("auprc", 0.0) for row in by_method[name]])
             best, verdict = best_of(precision, {row["method"]: row.get("forwards", 0) for row in summary})
-        return MethodComparison(best, truth.words, verdict, summary, self.rows, self.settings)
+        return MethodComparison(best, truth.words, verdict, summary, list(rows), self.settings)
 
 
 def best_of(precision: Mapping[str, np.ndarray], forwards: Mapping[str, float]) -> tuple[str | None, str]:
@@ -341,6 +352,11 @@ def _controls(images: torch.Tensor, maps: torch.Tensor) -> dict[str, torch.Tenso
     known = controls(images, maps)
     found = {name: known[name] for name in ("intensity", "edges", "random")}
     return found | {"darkness": -known["intensity"]}
+
+
+def _read(row: Mapping[str, str]) -> Row:
+    """A row of the table, without what was not measured."""
+    return {name: float(text) if name in FIGURES else text for name, text in row.items() if text != ""}
 
 
 def _own_names(row: Row) -> Row:

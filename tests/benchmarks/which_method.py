@@ -54,10 +54,17 @@ def precisions(asked: list[Question], chosen_on: torch.Tensor) -> dict[str, list
         explain = make(target=target_of(first), fill=fill, **first.settings, **own)
         explain = ms.inferers.choose_fill(explain, first.network, cases)
         fill = explain.fill
-        maps = [explain.explain(each.image, each.network)[0].saliency[:1] for each in asked]
-        truths = [each.truth[None].float() for each in asked]
-        found[name] = metrics.AUPRC().compute(torch.stack(maps), torch.stack(truths))[:, 0].tolist()
+        found[name] = [precision(explain, each) for each in asked]
     return found
+
+
+def precision(explain: ms.PerturbationInferer, question: Question) -> float:
+    """AUPRC of one map; 0 where there is none, as of a network without a derivative."""
+    try:
+        saliency = explain(question.image, question.network)
+    except ValueError:
+        return 0.0
+    return float(metrics.AUPRC().compute(saliency[:, :1], question.truth[None, None].float()))
 
 
 def row_of(task: str, count: int) -> dict[str, Any]:

@@ -201,7 +201,9 @@ def test_a_second_comparison_runs_only_what_is_not_kept(tmp_path: object) -> Non
     count = sum(calls)
     calls.clear()
     second = metrics.compare_methods(network, images, ms.ClassScore([0], "none"), labels, **given)
-    assert sum(calls) < 0.1 * count  # the unperturbed images, which tell that the scores are of this network
+    assert (
+        sum(calls) < 0.2 * count
+    )  # the first batch of each map and curve, which tells that its scores are of this network
     assert first.best == second.best
     for one, other in zip(first.cases, second.cases, strict=True):
         assert one["auprc"] == other["auprc"]
