@@ -39,9 +39,9 @@ class GradCAM(GradientMethod):
 
     The layer's output is read as the layer gave it, even if the network changes it in place afterwards. It is
     ``(n, channels, *spatial)``. In a network with layers whose channels come last, as in Swin transformers and a ViT,
-    only convolutions, their normalisations and pooling are read. The layer's grid is taken to cover the image as it
-    lies, so the map is wrong for a network that first crops, flips or transposes the image, or averages over mirrored
-    copies of it.
+    only outputs are read that have the shape of a convolution's, of its normalisation's or of its pooling's. The
+    layer's grid is taken to cover the image as it lies, so the map is wrong for a network that first crops, flips or
+    transposes the image, or averages over mirrored copies of it.
 
     Args:
         target_layer: a layer by its name in ``network.named_modules()``, such as ``"class_layers.relu"``. None: the
@@ -124,18 +124,25 @@ class _Watched:
         self.network, self.names, self.images = network, names, images
         self.layer: _Layer | None = None
         self.unclear = ""
-        self.has_last = False  # whether a layer had its channels last: then a layer's kind must tell that they are not
+        #: the shapes of outputs whose channels are first or last, as the layer's kind tells
+        self.first: set[torch.Size] = set()
+        self.last: set[torch.Size] = set()
 
     def note(self, name: str, module: nn.Module, inputs: Any, output: Any) -> torch.Tensor | None:
         """Take the output of a layer that is as coarse, or coarser. A tensor that is returned replaces the output."""
         if not isinstance(output, torch.Tensor):
             return None
-        self.has_last |= type(module) in _LAST and output.ndim > 2
+        shape, is_first = output.shape, isinstance(module, _channels_first())
+        if is_first:
+            self.first.add(shape)
+        elif type(module) in _LAST and output.ndim > 2:
+            self.last.add(shape)
         if name not in self.names or not output.requires_grad:
             return None
-        fits = output.ndim == self.images.ndim and len(output) == len(self.images)
-        if not fits or (self.has_last and not isinstance(module, _channels_first())):
-            self.unclear = f"; {name!r} gives {tuple(output.shape)}"
+        # Of another layer's output the shape must tell, where some layers have their channels last.
+        is_first = is_first or not self.last or (shape in self.first and shape not in self.last)
+        if output.ndim != self.images.ndim or len(output) != len(self.images) or not is_first:
+            self.unclear = f"; {name!r} gives {tuple(shape)}"
             return None
         voxels = output[0, 0].numel()
         if voxels < 2 or (self.layer is not None and voxels > self.layer.value[0, 0].numel()):

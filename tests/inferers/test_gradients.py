@@ -345,8 +345,8 @@ LAYERS: dict[str, list[str]] = {
     "unet": ["model.0.adn.N"],
     "relu": ["norm", "conv"],
     "flat": ["conv"],
-    "swin": ["embed.proj"],
-    "swin 3d": ["embed.proj"],
+    "swin": ["embed", "embed.proj"],
+    "swin 3d": ["embed", "embed.proj"],
     "convnext": ["deep", "stem"],
     "swinunetr": ["encoder10"],
 }
