@@ -288,7 +288,7 @@ for name in [*sys.modules]:
     if name.partition(".")[0] in {"monai_saliency", *blocked}:
         del sys.modules[name]
 sys.meta_path.insert(0, Missing())
-import monai.bundle, xaitk_saliency
+import lmdb, monai.bundle, xaitk_saliency
 unix = {"fcntl", "grp", "pwd", "resource", "termios"}
 blocked |= unix
 for name in unix:

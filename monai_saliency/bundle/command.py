@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,7 @@ MACHINERY = [
     "cache",
     "cache_dir",
     "num_workers",
+    "processes",
     "device",
     "keep_memory",
     "standard_error",
@@ -85,7 +88,10 @@ def from_environment(environment: Mapping[str, str], words: Sequence[str] = ()) 
     values["saliency_dir" if explains else "output_dir"] = folder
     if environment.get("SPLIT"):
         values["saliency_split"] = environment["SPLIT"]
-    if not (values.get("cache_dir") or output or explains) and (values.get("cache") or "disk") == "disk":
+    cache = values.get("cache") or "disk"
+    if not values.get("cache_dir") and cache == "lmdb":
+        values["cache_dir"] = _scratch(environment)
+    elif not values.get("cache_dir") and cache == "disk" and not output and not explains:
         values["cache_dir"] = f"{sweep}/cache"  # scans are preprocessed once for all of a sweep
     command = [environment.get("PYTHON") or "python", "-m", "monai.bundle", "run", run_id]
     command += ["--bundle_root", root, "--config_file", repr(files)]
@@ -137,6 +143,12 @@ def _flags(words: Sequence[str]) -> dict[str, str]:
         else:
             flags[id] += word
     return flags
+
+
+def _scratch(environment: Mapping[str, str]) -> str:
+    """The folder for an LMDB database, below the job's or user's own: it must not lie on a network file system."""
+    folder = environment.get("SLURM_TMPDIR") or environment.get("TMPDIR") or tempfile.gettempdir()
+    return str(Path(folder) / f"monai_saliency-{getpass.getuser()}")
 
 
 def folder_name(settings: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Preprocessing that is computed once for each scan, and cached in memory or on disk.
+"""Preprocessing that is computed once for each scan, and cached in memory, on disk or in LMDB.
 
 Reading an entry never runs code, whoever wrote it, but its voxels are used as they are. So share a folder only with
 people who may also replace your scans.
@@ -22,9 +22,17 @@ from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
 from monai.transforms.utils import reset_ops_id
 
 from monai_saliency.data.cohort import loading_error
-from monai_saliency.storage.cache import Backend, DiskBackend, EntryError, MemoryBackend, decode, encode
+from monai_saliency.storage.cache import (
+    Backend,
+    DiskBackend,
+    EntryError,
+    LMDBBackend,
+    MemoryBackend,
+    decode,
+    encode,
+)
 from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files, library_versions, paths_of
-from monai_saliency.utils.arguments import check_option, flag, instance
+from monai_saliency.utils.arguments import check_option, flag, instance, whole_number
 from monai_saliency.utils.precision import chosen_arithmetic
 
 __all__ = ["CachedDataset", "is_random"]
@@ -59,10 +67,14 @@ class CachedDataset(Dataset):
             - ``"none"``: nowhere;
             - ``"memory"``: all scans in the memory of this process. Each worker process has its own cache;
             - ``"disk"``: one file for each scan in ``cache_dir``, which several machines may share. Files are never
-              removed: delete the folder when it is too large.
-        cache_dir: the folder of ``"disk"``.
+              removed: delete the folder when it is too large;
+            - ``"lmdb"``: an LMDB database in ``cache_dir``, which must not be on a network file system;
+            - ``"window"``: the last ``window`` scans in memory, and all scans as files in ``cache_dir`` if it is given,
+              for cohorts larger than memory.
+        cache_dir: the folder of ``"disk"``, ``"lmdb"`` and ``"window"``.
         checksum: identify a scan's files by their content, which each process reads once. Otherwise by path, size and
             modification time.
+        window: the number of scans in memory for ``"window"``, at least 1.
 
     Raises:
         ValueError: when the kind of cache is unknown, or an argument is missing or out of its range.
@@ -88,6 +100,7 @@ class CachedDataset(Dataset):
         cache: str = "memory",
         cache_dir: str | Path | None = None,
         checksum: bool = False,
+        window: int = 32,
     ) -> None:
         if not (isinstance(data, Sequence) and all(isinstance(case, Mapping) for case in data)):
             raise ValueError(f"`data` must be a list of cases such as find_cases(folder), got {data!r:.200}")
@@ -95,7 +108,7 @@ class CachedDataset(Dataset):
             words = "the preprocessing, such as Compose([LoadImaged(...), ...]), or a list of transforms"
             instance("transform", transform, (), words, function=True, none=True)
         super().__init__(data, transform)
-        self.backend = _backend(cache, cache_dir)
+        self.backend = _backend(cache, cache_dir, whole_number("window", window, 1))
         self.checksum = flag("checksum", checksum)
         self._warned: set[str] = set()
         self._num_cached = self._num_prepared = self._count_cached()
@@ -210,16 +223,17 @@ class CachedDataset(Dataset):
             warnings.warn(text, stacklevel=3)
 
 
-def _backend(cache: str, cache_dir: str | Path | None) -> Backend | None:
+def _backend(cache: str, cache_dir: str | Path | None, window: int) -> Backend | None:
     """Where entries are kept; None keeps none."""
-    check_option("cache", cache, ("none", "memory", "disk"))
+    check_option("cache", cache, ("none", "memory", "disk", "lmdb", "window"))
+    if cache in {"disk", "lmdb"} and cache_dir is None:
+        raise ValueError(f"cache {cache!r} needs `cache_dir`, a folder to keep the preprocessed scans in")
+    if cache == "lmdb":
+        return LMDBBackend(Path(cache_dir or "") / "cache.lmdb")
     if cache == "memory":
         return MemoryBackend()
-    if cache == "none":
-        return None
-    if cache_dir is None:
-        raise ValueError("cache 'disk' needs `cache_dir`, a folder to keep the preprocessed scans in")
-    return DiskBackend(cache_dir)
+    files = DiskBackend(cache_dir) if cache in {"disk", "window"} and cache_dir is not None else None
+    return MemoryBackend(window, files) if cache == "window" else files
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:

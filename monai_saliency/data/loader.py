@@ -1,24 +1,67 @@
-"""A loader that loses no case: an error in a thread reaches the consumer, or the list of failures."""
+"""A loader that loses no case: an error in a worker reaches the consumer, or the list of failures."""
 
 from __future__ import annotations
 
 import copy
+import pickle
+import signal
+import traceback
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import torch
 from monai.data import ThreadBuffer, list_data_collate
+from monai.data.utils import no_collation
 from monai.utils import CommonKeys
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.tables import Failures
-from monai_saliency.utils.arguments import instance, torch_device, whole_number
+from monai_saliency.utils.arguments import flag, instance, torch_device, whole_number
 
 __all__ = ["CohortLoader"]
+
+
+@dataclass
+class _Failed:
+    """The message of a worker for an item that failed. The traceback is text, since tracebacks cannot be pickled."""
+
+    error: CaseError
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException, name: str, before: str = "") -> _Failed:
+        return cls(as_case_error(error, name, before=before), "".join(traceback.format_exception(error)))
+
+
+class _Guarded(Dataset):
+    """Items of a dataset, pickled where they are ``packed``. An item that fails is returned as its error."""
+
+    def __init__(self, dataset: Dataset, names: Sequence[str], packed: bool = False) -> None:
+        self.dataset = dataset
+        self.names = names
+        self.packed = packed
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            item = self.dataset[index]
+            if not isinstance(item, Mapping):
+                raise AdviceError(
+                    f"the transforms gave a {type(item).__name__}; they must give one dictionary for each case, so "
+                    "leave out those that cut a case into several"
+                )
+            # A worker process would never tell that an item cannot be pickled, and its consumer would wait for ever.
+            return pickle.dumps(item) if self.packed else item
+        except Exception as error:
+            failed = _Failed.of(error, self.names[index])
+            return pickle.dumps(failed) if self.packed else failed
 
 
 def _use_gpu(number: int | None) -> None:
@@ -27,17 +70,16 @@ def _use_gpu(number: int | None) -> None:
         torch.cuda.set_device(number)
 
 
-def _failed(error: Exception, name: str, before: str = "") -> CaseError:
-    """The error of a case, with its cause for the traceback."""
-    failed = as_case_error(error, name, before=before)
-    failed.__cause__ = error
-    return failed
+def _own_signals(worker: int) -> None:
+    """Prepare a worker process: its parent handles Ctrl-C, and SIGTERM ends the worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class CohortLoader:
     """Loads a cohort ahead of its consumer, batch by batch.
 
-    Threads run the transforms. Another thread collates cases of one shape and copies the batch to the
+    Threads or processes run the transforms. Another thread collates cases of one shape and copies the batch to the
     device, so that a batch is ready when the network needs it. A case waits until there are enough cases of its shape
     for a batch. When more than four batches of cases wait, the oldest case and the others of its shape become a smaller
     batch. So the batches depend only on the order, the shapes and the devices of the cases.
@@ -49,7 +91,9 @@ class CohortLoader:
         dataset: the dataset of the cases. ``dataset.data`` holds their dictionaries with the key ``case``.
         failures: the list of failed cases. None raises the first failure.
         batch_size: the largest number of cases in a batch.
-        num_workers: the number of threads that run transforms. 0 runs them in the collating thread.
+        num_workers: the number of threads or processes that run transforms. 0 runs them in the collating thread.
+        processes: use processes instead of threads, for transforms that hold Python's global lock. They cannot
+            use a GPU.
         device: the device to copy the images to. Default: the images stay where they are.
         image_key: the key of the image whose shape decides which cases share a batch.
 
@@ -70,6 +114,7 @@ class CohortLoader:
         failures: Failures | None = None,
         batch_size: int = 1,
         num_workers: int = 0,
+        processes: bool = False,
         device: torch.device | str | None = None,
         image_key: str = CommonKeys.IMAGE,
     ) -> None:
@@ -81,6 +126,7 @@ class CohortLoader:
         self.failures = instance("failures", failures, Failures, "Failures(path)", none=True)
         self.batch_size = batch_size
         self.num_workers = whole_number("num_workers", num_workers, 0)
+        self.processes = flag("processes", processes)
         self.device = torch_device("device", device)
         self.image_key = image_key
         self.names = [str(case["case"]) for case in dataset.data]
@@ -101,12 +147,14 @@ class CohortLoader:
         buffer = ThreadBuffer(batches, 2)
         try:
             for batch in buffer:
-                if not isinstance(batch, Exception):
-                    yield batch
-                elif isinstance(batch, CaseError) and self.failures is not None:
-                    self.failures.add(batch.case, "load", batch)
-                else:
+                if isinstance(batch, Exception):
                     raise batch
+                if not isinstance(batch, _Failed):
+                    yield batch
+                elif self.failures is None:
+                    raise batch.error
+                else:
+                    self.failures.add(batch.error.case, "load", batch.error, batch.trace)
         finally:
             # Also when the consumer stops early or is interrupted.
             buffer.stop()
@@ -120,11 +168,11 @@ class CohortLoader:
         except Exception as error:
             yield error
 
-    def _batches(self, gpu: int | None) -> Iterator[dict[str, Any] | CaseError]:
-        """Batches of cases of one shape on one device, and the errors of failed cases."""
+    def _batches(self, gpu: int | None) -> Iterator[dict[str, Any] | _Failed]:
+        """Batches of cases of one shape on one device, and failed cases."""
         waiting: dict[Any, list[dict[str, Any]]] = {}  # by shape, the shape of the oldest case first
         for item in self._items(gpu):
-            if isinstance(item, CaseError):
+            if isinstance(item, _Failed):
                 yield item
                 continue
             image = item.get(self.image_key)
@@ -137,50 +185,43 @@ class CohortLoader:
         for items in waiting.values():
             yield from self._collated(items)
 
-    def _collated(self, items: list[dict[str, Any]]) -> Iterator[dict[str, Any] | CaseError]:
-        """A batch of the items. If they do not fit together: each item as a batch, or the error of its case."""
+    def _collated(self, items: list[dict[str, Any]]) -> Iterator[dict[str, Any] | _Failed]:
+        """A batch of the items. If they do not fit together: each item as a batch, or as a failed case."""
         try:
             if self.image_key not in items[0]:
                 raise KeyError(f"the item has no {self.image_key!r}, but {sorted(map(str, items[0]))}")
             batch = self._on_device(list_data_collate(items))
         except Exception as error:
             if len(items) == 1:
-                yield _failed(error, str(items[0].get("case")), "no batch can be made of it: ")
+                yield _Failed.of(error, str(items[0].get("case")), "no batch can be made of it: ")
             else:
                 yield from chain.from_iterable(self._collated([item]) for item in items)
         else:
             yield batch
 
-    def _item(self, index: int) -> Mapping[Any, Any] | CaseError:
-        """An item of the dataset, or the error of its case."""
-        try:
-            item = self.dataset[index]
-            if isinstance(item, Mapping):
-                return item
-            raise AdviceError(
-                f"the transforms gave a {type(item).__name__}; they must give one dictionary for each case, so leave "
-                "out those that cut a case into several"
-            )
-        except Exception as error:
-            return _failed(error, self.names[index])
-
     def _items(self, gpu: int | None) -> Iterator[Any]:
-        """The items and the errors of failed cases, in the order of the cohort."""
+        """The items and failed cases, in the order of the cohort."""
+        guarded = _Guarded(self.dataset, self.names)
         if self.num_workers == 0:
-            yield from map(self._item, range(len(self.names)))
-            return
-        with ThreadPoolExecutor(self.num_workers, "CohortLoader", _use_gpu, (gpu,)) as pool:
-            futures: deque[Future] = deque()
-            try:
-                for index in range(len(self.names)):
-                    futures.append(pool.submit(self._item, index))
-                    if len(futures) > self.num_workers:
+            yield from (guarded[index] for index in range(len(guarded)))
+        elif self.processes:
+            settings: dict[str, Any] = {"collate_fn": no_collation, "worker_init_fn": _own_signals}
+            packed = _Guarded(self.dataset, self.names, packed=True)
+            loaded = DataLoader(packed, None, num_workers=self.num_workers, prefetch_factor=1, **settings)
+            yield from map(pickle.loads, loaded)
+        else:
+            with ThreadPoolExecutor(self.num_workers, "CohortLoader", _use_gpu, (gpu,)) as pool:
+                futures: deque[Future] = deque()
+                try:
+                    for index in range(len(guarded)):
+                        futures.append(pool.submit(guarded.__getitem__, index))
+                        if len(futures) > self.num_workers:
+                            yield futures.popleft().result()
+                    while futures:
                         yield futures.popleft().result()
-                while futures:
-                    yield futures.popleft().result()
-            finally:
-                for future in futures:
-                    future.cancel()
+                finally:
+                    for future in futures:
+                        future.cancel()
 
     def _on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
         if self.device is None or self.device.type == "cpu":

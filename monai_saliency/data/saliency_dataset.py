@@ -47,17 +47,17 @@ class SaliencyDataset(CachedDataset):
     Without one, maps of a module that holds something unknown (a hook, a lambda) are not cached, with a warning.
     Explaining switches a module to evaluation mode for a while, so give a copy of one that is trained meanwhile.
 
-    Any number of threads may read, and one case at a time is explained. With worker processes use the ``"disk"``
-    cache, since each process has its own memory.
+    Any number of threads may read, and one case at a time is explained. With worker processes use the ``"disk"`` or
+    ``"lmdb"`` cache, since each process has its own memory.
 
     Args:
         data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
         transform: the preprocessing, then the random transforms.
         network: any callable on batches ``(B, C, *spatial)``.
         inferer: the inferer, as made by :func:`monai_saliency.rise` and the other methods.
-        cache: where scans and maps are kept: ``"none"``, ``"memory"`` or ``"disk"``, see
+        cache: where scans and maps are kept: ``"none"``, ``"memory"``, ``"disk"``, ``"lmdb"`` or ``"window"``, see
             :class:`monai_saliency.data.CachedDataset`.
-        cache_dir: the folder of ``"disk"``.
+        cache_dir: the folder of ``"disk"``, ``"lmdb"`` and ``"window"``.
         network_id: a name chosen by the caller, which must change whenever the network does. Without it, maps of a
             network that cannot be identified, such as one that is not a module, are not cached.
         image_key: the key of the image to explain: floating point, ``(C, *spatial)``.
@@ -102,7 +102,8 @@ class SaliencyDataset(CachedDataset):
         device: torch.device | str | None = None,
         checksum: bool = False,
     ) -> None:
-        super().__init__(data, transform, cache, cache_dir, checksum)
+        # For the last 32 scans of "window": each has two entries, the scan and its map.
+        super().__init__(data, transform, cache, cache_dir, checksum, window=64)
         self.network_id = network_id
         self.image_key = image_key
         self.saliency_key = saliency_key

@@ -17,8 +17,13 @@ from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.arguments import require
 from monai_saliency.utils.monai_private import set_experiment
+from monai_saliency.visualize.pictures import PICTURE_FORMATS
 
 __all__ = ["Tracker", "check"]
+
+_CASE_METRICS = ("probability", "score", "peak_saliency", "peak_in_label", "forwards", "seconds")
+_TRUTHS = {"True": 1, "False": 0}
+_BATCH = 1000  # metrics that MLflow takes at once
 
 
 def check() -> None:
@@ -35,8 +40,9 @@ def check() -> None:
 class Tracker:
     """Completes the records of MONAI's ``MLFlowHandler``, as a context around the evaluator's run.
 
-    It adds the settings as parameters, the cohort's :func:`~monai_saliency.handlers.summary.figures` as metrics, and as
-    artifacts ``summary.csv``, ``failures.csv`` and the executed config.
+    It adds the settings as parameters, the cohort's :func:`~monai_saliency.handlers.summary.figures` as metrics, each
+    row of ``summary.csv`` as a step of the metrics ``case/score``, ``case/seconds``, ..., and as artifacts
+    ``summary.csv``, ``failures.csv``, the pictures and the executed config.
 
     Each run of the program is a run of its own in MLflow: ``FINISHED`` when all cases were tried, ``KILLED`` by Ctrl-C
     or SIGTERM, and ``FAILED`` by an error.
@@ -48,7 +54,8 @@ class Tracker:
         failures: the cohort's failed cases.
         network: its class and its weights' fingerprint are recorded.
         network_id: recorded in place of the fingerprint.
-        output_dir: where the executed config is.
+        output_dir: where pictures are.
+        picture: whether the run draws them.
     """
 
     handlers: Sequence[Any]
@@ -58,6 +65,7 @@ class Tracker:
     network: Callable[..., Any]
     network_id: str | None = None
     output_dir: str | Path = "."
+    picture: bool = True
     _runs: list[Any] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -99,12 +107,36 @@ class Tracker:
     def _finish(self, handler: Any, run: Any, status: str) -> None:
         handler.cur_run, handler.run_finish_status = run, status
         try:
-            for name, value in figures(self.summary.read(), len(self.failures.rows)).items():
-                handler.client.log_metric(run.info.run_id, name, value)
-            for path in (self.summary.path, self.failures.path):
-                if path.is_file():
-                    handler.client.log_artifact(run.info.run_id, str(path))
+            rows = self.summary.read()
+            self._log_metrics(handler.client, run.info.run_id, rows)
+            self._log_artifacts(handler.client, run.info.run_id, rows)
             if status != "FINISHED":  # or it has done so at the evaluator's end
                 handler.complete()
         finally:
             handler.close()
+
+    def _log_metrics(self, client: Any, run_id: str, rows: Sequence[dict[str, str]]) -> None:
+        metric = require("mlflow.entities", extra="mlflow").Metric
+        now = int(time.time() * 1000)
+        metrics = []
+        for name, value in figures(rows, len(self.failures.rows)).items():
+            metrics.append(metric(name, value, now, 0))
+        for step, row in enumerate(rows, start=1):
+            for name in _CASE_METRICS:
+                text = row[name]
+                if text:
+                    metrics.append(metric(f"case/{name}", float(_TRUTHS.get(text, text)), now, step))
+        for start in range(0, len(metrics), _BATCH):
+            client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
+
+    def _log_artifacts(self, client: Any, run_id: str, rows: Sequence[dict[str, str]]) -> None:
+        for path in (self.summary.path, self.failures.path):
+            if path.is_file():
+                client.log_artifact(run_id, str(path))
+        if not self.picture:
+            return
+        for case in dict.fromkeys(row["case"] for row in rows):
+            for kind in PICTURE_FORMATS:
+                picture = Path(self.output_dir) / f"{case}_saliency.{kind}"
+                if picture.is_file():
+                    client.log_artifact(run_id, str(picture), (Path("pictures") / case).parent.as_posix())

@@ -71,8 +71,8 @@ def grad_cam(target_layer: str | None = None, *, target: TargetLike = None, **se
     of the score. The value has no sign and is not in the score's unit.
 
     Args:
-        target_layer: the layer's name; by default the last of the coarsest layers, see
-            :class:`~monai_saliency.gradients.GradCAM`.
+        target_layer: the layer's name; by default the last of the coarsest layers. In-place layers, channels last and
+            tokens: see :class:`~monai_saliency.gradients.GradCAM`.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Where preprocessed items are kept: in memory or in files. Reading an entry never runs code.
+"""Where preprocessed items are kept: in memory, in files, in an LMDB database. Reading an entry never runs code.
 
 A backend has ``get(key) -> bytes or None`` and ``put(key, data)``. Both raise ``OSError`` when the operating system
 refuses. A backend can be sent to another process; entries in memory are not sent.
@@ -7,14 +7,22 @@ refuses. A backend can be sent to another process; entries in memory are not sen
 from __future__ import annotations
 
 import copyreg
+import errno
 import io
+import os
 import pathlib
 import re
+import threading
 import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+import filelock
+import lmdb
 import monai.utils.enums
 import numpy as np
 import torch
@@ -23,7 +31,7 @@ from monai.data import MetaTensor
 from monai_saliency.storage.files import atomic_path, remove_stale
 from monai_saliency.utils.monai_private import tree_map
 
-__all__ = ["Backend", "DiskBackend", "EntryError", "MemoryBackend", "decode", "encode"]
+__all__ = ["Backend", "DiskBackend", "EntryError", "LMDBBackend", "MemoryBackend", "decode", "encode"]
 
 
 def _kinds(module: Any, base: type = object) -> list[Any]:
@@ -41,7 +49,7 @@ _TYPES: list[Any] = [
 torch.serialization.add_safe_globals(_TYPES)
 for _enum in _ENUMS:  # Python 3.11.0 to 3.11.3 would pickle getattr, which is not read again
     copyreg.pickle(_enum, lambda member: (type(member), (member.value,)))
-_CHECKSUM = 4  # bytes
+_CHECKSUM, _MAP_SIZE = 4, 1 << 30  # bytes
 
 
 class EntryError(ValueError):
@@ -88,17 +96,33 @@ def _compact(value: Any) -> Any:
 class MemoryBackend:
     """Entries in the memory of this process."""
 
-    def __init__(self) -> None:
-        self._entries: dict[str, bytes] = {}
+    def __init__(self, limit: int | None = None, behind: Backend | None = None) -> None:
+        self.limit = limit
+        self.behind = behind
+        self._entries: OrderedDict[str, bytes] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_entries": {}}
+        return {**self.__dict__, "_entries": OrderedDict()}
 
     def get(self, key: str) -> bytes | None:
-        return self._entries.get(key)
+        data = self._entries.get(key)
+        if data is None and self.behind is not None:
+            data = self.behind.get(key)
+        if data is not None:
+            self._keep(key, data)
+        return data
 
     def put(self, key: str, data: bytes) -> None:
-        self._entries[key] = data
+        self._keep(key, data)
+        if self.behind is not None:
+            self.behind.put(key, data)
+
+    def _keep(self, key: str, data: bytes) -> None:
+        with _alone:
+            self._entries[key] = data
+            self._entries.move_to_end(key)
+            while self.limit is not None and len(self._entries) > self.limit:
+                self._entries.popitem(last=False)
 
 
 class DiskBackend:
@@ -123,4 +147,46 @@ class DiskBackend:
             temporary.write_bytes(data)
 
 
-Backend: TypeAlias = MemoryBackend | DiskBackend
+class LMDBBackend:
+    """Entries of an LMDB database. It must be on a local disk, not on a network file system."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def get(self, key: str) -> bytes | None:
+        with self._opened(0) as environment, environment.begin() as transaction:
+            return cast("bytes | None", transaction.get(key.encode()))
+
+    def put(self, key: str, data: bytes) -> None:
+        # Twice the entry: a transaction writes copies of the pages that it changes.
+        with self._opened(2 * len(data) + (1 << 20)) as environment, environment.begin(write=True) as transaction:
+            transaction.put(key.encode(), data)
+
+    @contextmanager
+    def _opened(self, room: int) -> Iterator[lmdb.Environment]:
+        """The database, with room for ``room`` more bytes. Errors of LMDB become errors of the operating system."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone, filelock.FileLock(f"{self.path}.lock"):
+            held = self.path.stat().st_size if self.path.exists() else 0
+            try:
+                # Our lock replaces LMDB's, whose file on a full disk would end the process. Without `metasync` a power
+                # failure may lose the last entries, but never damages the database.
+                with lmdb.open(
+                    str(self.path), max(_MAP_SIZE, held + room), subdir=False, lock=False, metasync=False
+                ) as environment:
+                    pages = environment.info()["last_pgno"] + 1
+                    if self.path.stat().st_size < pages * environment.stat()["psize"]:  # reading would end the process
+                        raise lmdb.CorruptedError("the file is cut off: remove it")
+                    yield environment
+            except lmdb.Error as error:
+                if not held:  # it could not be made, on a full disk for example
+                    self.path.unlink(missing_ok=True)
+                raise OSError(errno.EIO, f"{type(error).__name__}: {error}", str(self.path)) from error
+
+
+Backend: TypeAlias = MemoryBackend | DiskBackend | LMDBBackend
+
+# No other thread is in a backend when a process forks, so that the child finds no open database and no held lock.
+_alone = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_alone.acquire, after_in_parent=_alone.release, after_in_child=_alone.release)

@@ -200,11 +200,12 @@ class Failures:
         """Have ``withdraw`` remove the results that an earlier run made of a case as soon as the case fails."""
         self._withdraws.append(withdraw)
 
-    def add(self, case: str, stage: str, error: BaseException) -> None:
+    def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
         """Add the row of a failed case, or raise its error: if ``strict``, or an OutputError, which all others meet.
 
         ``stage`` is ``load``, ``predict`` or ``explain``. The log has the error in one line; where this package's
-        loggers are at level DEBUG, as by ``--debug``, its traceback too.
+        loggers are at level DEBUG, as by ``--debug``, its traceback too. ``trace`` is the traceback of a worker process
+        as text.
         """
         if isinstance(output_error := root_cause(error), OutputError):
             raise output_error
@@ -215,7 +216,7 @@ class Failures:
             raise cause from error
         logger.error("%s (%s)", cause, stage)
         if logger.isEnabledFor(logging.DEBUG):
-            logger.error("its traceback:", exc_info=error)
+            logger.error("%s", trace or "its traceback:", exc_info=None if trace else error)
         row = {"case": case, "stage": stage, "error": cause.problem}
         with self._lock:
             self.rows = [other for other in self.rows if other["case"] != case]

@@ -1,10 +1,10 @@
 """Peak memory against the number of masks, and of cases, each in a process of its own.
 
     python tests/benchmarks/memory.py [--num_masks 200 2000] [--size 64]
-    python tests/benchmarks/memory.py --cases 20 200 [--caches disk memory]
+    python tests/benchmarks/memory.py --cases 20 200 [--caches disk lmdb window memory]
 
 A cohort goes twice, with a cold and a warm cache, through all that a run has. The cache "memory", which holds every
-scan, shows what growth looks like. The peak is of resident memory.
+scan, shows what growth looks like. The peak is of resident memory, mapped file pages of LMDB included.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num_masks", type=int, nargs=2, default=[200, 2000])
     parser.add_argument("--cases", type=int, nargs=2, help="cohorts instead of masks")
-    parser.add_argument("--caches", nargs="+", default=["disk", "memory"])
+    parser.add_argument("--caches", nargs="+", default=["disk", "lmdb", "window", "memory"])
     parser.add_argument("--size", type=int, default=64, help="of an image, along each axis")
     add_inside(parser)
     args = parser.parse_args()

@@ -65,8 +65,9 @@ def test_the_bundle_as_it_is() -> None:
 
 def test_variables_become_ids() -> None:
     given = {"METHOD": "rise", "NUM_MASKS": "4000", "FILL": "-1000", "CLASSES": "[1, 2]", "DATASET_DIR": "/my scans"}
-    given |= {"CACHE": "memory", "CHECKPOINT": "", "SPLIT": "masks", "OUTPUT_DIR": "/out/maps"}
+    given |= {"CACHE": "lmdb", "CHECKPOINT": "", "SPLIT": "masks", "TMPDIR": "/scratch/12", "OUTPUT_DIR": "/out/maps"}
     found = flags("--pixdim", "[1, 1, 1]", **given)
+    assert found.pop("cache_dir").startswith("/scratch/12/monai_saliency-")
     assert found.pop("config_file")
     assert found == {
         "run": "run",
@@ -76,13 +77,13 @@ def test_variables_become_ids() -> None:
         "fill": "-1000",
         "classes": "[1, 2]",
         "dataset_dir": "/my scans",
-        "cache": "memory",
+        "cache": "lmdb",
         "checkpoint": "",
         "saliency_split": "masks",
         "output_dir": "/out/maps",
         "pixdim": "[1, 1, 1]",
     }
-    assert flags(CACHE_DIR="/mine")["cache_dir"] == "/mine"
+    assert flags(CACHE="lmdb", CACHE_DIR="/mine")["cache_dir"] == "/mine"
     assert "cache_dir" not in flags(CACHE="none")
 
 

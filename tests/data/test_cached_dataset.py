@@ -1,4 +1,4 @@
-"""A cached dataset: the same to the bit, nothing stale, copies, random transforms."""
+"""A cached dataset: the same to the bit, nothing stale, copies, random transforms, the window."""
 
 import io
 import multiprocessing
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import monai.transforms as mt
 import nibabel as nib
 import numpy as np
@@ -25,10 +26,12 @@ from monai.utils.enums import MetaKeys
 from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.cohort import find_cases
 from monai_saliency.errors import CaseError
+from monai_saliency.storage.cache import DiskBackend, LMDBBackend, MemoryBackend
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.transforms import CheckScand
 
-KINDS = ("memory", "disk")
+KINDS = ("memory", "disk", "lmdb", "window")
+FILED = KINDS[1:]
 AFFINE = np.array([[-1.5, 0.2, 0, 10], [0.1, 2, 0, -20], [0, 0, 2.5, 5], [0, 0, 0, 1]])
 
 
@@ -93,6 +96,11 @@ def in_children(works: list[Callable[[], None]]) -> None:
             child.kill()
             child.join()
     assert [child.exitcode for child in children] == [0] * len(children)
+
+
+def behind(backend: Any) -> DiskBackend | LMDBBackend:
+    """What holds the entries for good."""
+    return backend.behind if isinstance(backend, MemoryBackend) else backend
 
 
 def assert_same(a: Any, b: Any) -> None:
@@ -169,6 +177,15 @@ def test_enumerations_as_early_python_3_11_pickles_them(cohort: Path, monkeypatc
     assert_same(dataset(cohort, "memory")[0], expected(cohort)[0])
 
 
+def test_no_database_stays_open(cohort: Path) -> None:
+    """LMDB refuses to open one twice in a process."""
+    read = dataset(cohort, "lmdb")
+    assert len(list(read)) == 4
+    with lmdb.open(str(cohort.parent / "cache/cache.lmdb"), subdir=False, lock=False) as environment:
+        assert environment.stat()["entries"] == 4
+    assert read[0]["case"] == "a"
+
+
 @pytest.mark.parametrize("cache", ["none", "memory"])
 def test_a_step_that_fails_is_named_and_not_the_scan(cohort: Path, cache: str) -> None:
     steps = [mt.LoadImaged("image"), mt.EnsureChannelFirstd("image"), mt.ResizeWithPadOrCropd("image", (4, 4))]
@@ -179,7 +196,7 @@ def test_a_step_that_fails_is_named_and_not_the_scan(cohort: Path, cache: str) -
         items[0]
 
 
-@pytest.mark.parametrize("cache", KINDS)
+@pytest.mark.parametrize("cache", ["memory", "lmdb"])
 def test_a_broken_scan_is_alone(cohort: Path, cache: str, computed: Any) -> None:
     whole = (cohort / "b.nii.gz").read_bytes()
     (cohort / "b.nii.gz").write_bytes(whole[: len(whole) // 2])
@@ -201,21 +218,22 @@ def test_a_broken_scan_is_alone(cohort: Path, cache: str, computed: Any) -> None
         items[0]
 
 
-def test_what_changed_is_computed(cohort: Path, computed: Any) -> None:
-    list(dataset(cohort, "disk"))
+@pytest.mark.parametrize("cache", FILED)
+def test_what_changed_is_computed(cohort: Path, cache: str, computed: Any) -> None:
+    list(dataset(cohort, cache))
     computed()
-    list(dataset(cohort, "disk"))
+    list(dataset(cohort, cache))
     assert computed() == {}
-    list(dataset(cohort, "disk", preprocessing(pixdim=2.5)))
+    list(dataset(cohort, cache, preprocessing(pixdim=2.5)))
     assert computed() == all_once()
     os.utime(cohort / "b.nii.gz", ns=(1, 1))
-    list(dataset(cohort, "disk"))
+    list(dataset(cohort, cache))
     assert computed() == {"b": 1}
     scan(cohort / "c.nii.gz", 99)
-    assert_same(list(dataset(cohort, "disk")), expected(cohort))
+    assert_same(list(dataset(cohort, cache)), expected(cohort))
     assert computed() == all_once() + Counter("c")
-    list(dataset(cohort, "disk"))
-    list(dataset(cohort, "disk", preprocessing(pixdim=2.5)))
+    list(dataset(cohort, cache))
+    list(dataset(cohort, cache, preprocessing(pixdim=2.5)))
     assert computed() == {"b": 1, "c": 1}
 
 
@@ -240,7 +258,7 @@ def random_pipeline() -> mt.Compose:
     return preprocessing(mt.RandGaussianNoised("image", prob=1.0), mt.Compose([mt.RandFlipd("image", prob=0.5)]))
 
 
-@pytest.mark.parametrize("cache", KINDS)
+@pytest.mark.parametrize("cache", ["memory", "window"])
 def test_random_transforms_stay_random(cohort: Path, cache: str, computed: Any) -> None:
     """They draw anew at each read, as without a cache, to the bit."""
     reads = []
@@ -250,6 +268,32 @@ def test_random_transforms_stay_random(cohort: Path, cache: str, computed: Any) 
     assert all(torch.equal(a, b) for a, b in zip(*reads, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(reads[1][:4], reads[1][4:], strict=True))
     assert computed() == all_once(3)
+
+
+@pytest.mark.parametrize("folder", [None, "cache"])
+def test_window(cohort: Path, folder: str | None, computed: Any) -> None:
+    """The whole cohort, each case once a pass; the last two in memory, the others computed again or from files."""
+    uncached = expected(cohort)
+    computed()
+    items = dataset(cohort, "window", window=2, cache_dir=cohort.parent / folder if folder else None)
+    assert isinstance(items.backend, MemoryBackend)
+    assert len(items) == 4
+    for _ in range(2):
+        for item, reference in zip(items, uncached, strict=True):
+            assert_same(item, reference)
+            assert len(items.backend._entries) <= 2
+    assert computed() == all_once(1 if folder else 2)
+    for path in (cohort.parent / "cache").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    assert [items[i]["case"] for i in (3, 2, 3, 2)] == list("dcdc")
+    assert computed() == {}
+    # The one used last but one goes.
+    items[0]
+    items[2]
+    assert computed() == {"a": 1}
+    items[3]
+    assert computed() == {"d": 1}
 
 
 @pytest.mark.cuda
@@ -282,33 +326,50 @@ def poisons(marker: Path) -> list[bytes]:
     return [pickle.dumps(Trap(marker)), saved.getvalue(), old.getvalue(), array.getvalue()]
 
 
-def test_damaged_entries(cohort: Path, computed: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cache", ["disk", "lmdb"])
+def test_damaged_entries(cohort: Path, cache: str, computed: Any, tmp_path: Path) -> None:
     """Each is computed again, reported once, repaired, and runs nothing."""
     uncached = expected(cohort)
-    first = dataset(cohort, "disk")
+    first = dataset(cohort, cache)
     list(first)
     key, other = (first._key_of(first.data[i]) for i in range(2))
-    good = bytes(first.backend.get(key) or b"")
+    good = bytes(behind(first.backend).get(key) or b"")
     marker = tmp_path / "poisoned"
     flipped = bytearray(good)
     flipped[len(good) // 2] ^= 16
     damaged = [good[:-1], good[: len(good) // 2], bytes(flipped), bytes(len(good)), b"", good + b"x"]
-    damaged += [bytes(first.backend.get(other) or b""), *poisons(marker)]
+    damaged += [bytes(behind(first.backend).get(other) or b""), *poisons(marker)]
     computed()
     for data in damaged:
-        first.backend.put(key, data)
-        items = dataset(cohort, "disk")
+        behind(first.backend).put(key, data)
+        items = dataset(cohort, cache)
         with pytest.warns(UserWarning, match="cannot be read, and are computed again"):
             assert_same(items[0], uncached[0])
         assert computed() == {"a": 1}
-        for again in (items, dataset(cohort, "disk")):
+        for again in (items, dataset(cohort, cache)):
             assert_same(again[0], uncached[0])
         assert computed() == {}
-        assert bytes(first.backend.get(key) or b"") == good
+        assert bytes(behind(first.backend).get(key) or b"") == good
     assert not marker.exists()
 
 
-def test_full_disk(cohort: Path) -> None:
+def test_damaged_database(cohort: Path, tmp_path: Path) -> None:
+    """Its items are computed at each read, and the warning says where it is."""
+    uncached = expected(cohort)
+    list(dataset(cohort, "lmdb"))
+    file = cohort.parent / "cache" / "cache.lmdb"
+    whole = file.read_bytes()
+    marker = tmp_path / "poisoned"
+    for content in (whole[:50], whole[: len(whole) // 2], bytes(20000), *poisons(marker)):
+        file.write_bytes(content)
+        with pytest.warns(UserWarning, match=r"cannot be read, and are computed .*cache\.lmdb"):
+            items = list(dataset(cohort, "lmdb"))
+        assert_same(items, uncached)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("cache", FILED)
+def test_full_disk(cohort: Path, cache: str) -> None:
     """A limit on the size of files, which the kernel enforces as it does a full disk. In a child, where it may stay."""
     uncached = [digest(item) for item in expected(cohort)]
 
@@ -316,15 +377,15 @@ def test_full_disk(cohort: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            items = dataset(cohort, "disk")
+            items = dataset(cohort, cache)
             assert [digest(item) for item in items] + [digest(item) for item in items] == uncached * 2
         (warning,) = our_warnings(caught)
         assert "preprocessed scans cannot be" in warning
 
     in_children([child])
     # Nothing half written is left.
-    assert not [path for path in (cohort.parent / "cache").rglob("*") if path.is_file()]
-    assert [digest(item) for item in dataset(cohort, "disk")] == uncached
+    assert not [path for path in (cohort.parent / "cache").rglob("*") if path.is_file() and "lmdb" not in path.name]
+    assert [digest(item) for item in dataset(cohort, cache)] == uncached
 
 
 @pytest.mark.parametrize("cache", ["memory", "disk"])
@@ -349,13 +410,14 @@ def test_items_that_cannot_be_stored(cohort: Path, computed: Any) -> None:
 
 
 # A cached dataset in several threads and processes at once.
-def test_two_processes_on_one_cache(cohort: Path, computed: Any) -> None:
+@pytest.mark.parametrize("cache", ["disk", "lmdb"])
+def test_two_processes_on_one_cache(cohort: Path, cache: str, computed: Any) -> None:
     uncached = [digest(item) for item in expected(cohort)]
-    own = dataset(cohort, "disk")
+    own = dataset(cohort, cache)
     computed()
 
     def child() -> None:
-        items = dataset(cohort, "disk")
+        items = dataset(cohort, cache)
         for _ in range(2):
             assert [digest(item) for item in items] == uncached
 

@@ -65,20 +65,30 @@ def collect(loader: CohortLoader) -> dict[str, list[torch.Tensor]]:
     return maps
 
 
+WORKERS = {"no workers": (0, False), "2 threads": (2, False), "2 processes": (2, True)}
+
+
 @pytest.mark.parametrize(
-    ("kind", "cache", "num_workers"),
-    [("good", "disk", 2), ("truncated", "memory", 2), ("missing", "none", 0), ("NaN", "disk", 2)],
+    ("kind", "cache", "workers"),
+    [
+        ("good", "disk", "2 processes"),
+        ("truncated", "lmdb", "2 threads"),
+        ("missing", "none", "no workers"),
+        ("NaN", "disk", "2 threads"),
+        ("truncated", "window", "2 processes"),
+    ],
 )
 def test_every_good_case_once_and_every_bad_one_listed(
-    kind: str, cache: str, num_workers: int, cases: list[dict[str, Any]], tmp_path: Path
+    kind: str, cache: str, workers: str, cases: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     """What is wrong with a scan, where scans are kept and who loads them do not depend on each other."""
     expected = {case["case"]: EXPLAIN(PREPROCESSING({**case})["image"].as_tensor()[None], network)[0] for case in cases}
     bad = spoil(kind, cases)
-    dataset = CachedDataset(cases, PREPROCESSING, cache, cache_dir=tmp_path / "cache")
+    dataset = CachedDataset(cases, PREPROCESSING, cache, cache_dir=tmp_path / "cache", window=2)
+    num_workers, processes = WORKERS[workers]
     for _ in ("cold", "warm"):
         failures = Failures(tmp_path / "failures.csv")
-        loader = CohortLoader(dataset, failures, batch_size=2, num_workers=num_workers)
+        loader = CohortLoader(dataset, failures, batch_size=2, num_workers=num_workers, processes=processes)
         maps = collect(loader)
         assert set(maps) == set(expected) - bad
         for name, found in maps.items():
@@ -138,7 +148,7 @@ def batches(loader: CohortLoader) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("workers", [(0, False), (3, False), (2, True)], ids=["no workers", "3 threads", "2 processes"])
 @pytest.mark.parametrize(
     ("shapes", "options", "expected"),
     [
@@ -147,8 +157,8 @@ def batches(loader: CohortLoader) -> list[str]:
         ([A, B, C, A, B, C], {"batch_size": 1}, ["0", "1", "2", "3", "4", "5"]),
     ],
 )
-def test_cases_of_one_shape_share_a_batch(shapes: Any, options: Any, expected: list[str], workers: int) -> None:
-    loader = CohortLoader(Items(shapes), num_workers=workers, **{"batch_size": 2} | options)
+def test_cases_of_one_shape_share_a_batch(shapes: Any, options: Any, expected: list[str], workers: Any) -> None:
+    loader = CohortLoader(Items(shapes), num_workers=workers[0], processes=workers[1], **{"batch_size": 2} | options)
     assert batches(loader) == expected
     assert not hasattr(loader, "__len__")
 
@@ -176,6 +186,17 @@ def test_cases_that_do_not_fit_together_go_alone_and_what_fits_no_batch_is_liste
     assert "no batch can be made of it" in row["error"]
     with pytest.raises(CaseError, match="case c2: no batch"):
         list(CohortLoader(items, batch_size=2))
+
+
+def test_an_item_that_cannot_be_sent_is_listed(tmp_path: Path) -> None:
+    """A worker's queue drops it with a traceback on the terminal, and its reader would wait for ever."""
+    items = Items([A] * 3)
+    items.data[1]["extra"] = (i for i in range(3))
+    failures = Failures(tmp_path / "failures.csv")
+    assert batches(CohortLoader(items, failures, num_workers=1, processes=True)) == ["0", "2"]
+    (row,) = failures.rows
+    assert row["case"] == "c1"
+    assert "cannot pickle" in row["error"]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

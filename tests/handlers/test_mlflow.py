@@ -73,6 +73,10 @@ def runs(folder: Path) -> list[Run]:
     return client(folder).search_runs(experiment.experiment_id, order_by=["attributes.start_time"])
 
 
+def figures_of(recorded: Run) -> dict[str, float]:
+    return {name: value for name, value in recorded.data.metrics.items() if not name.startswith("case/")}
+
+
 def artifacts(folder: Path, recorded: Run, below: str | None = None) -> list[str]:
     found = []
     for each in client(folder).list_artifacts(recorded.info.run_id, below):
@@ -84,6 +88,12 @@ def files_below(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
 
 
+def history_of(folder: Path, recorded: Run, name: str) -> dict[int, float]:
+    """A figure of each row of the summary, by the row's number from 1 on."""
+    history = client(folder).get_metric_history(recorded.info.run_id, f"case/{name}")
+    return {metric.step: metric.value for metric in history}
+
+
 def mean_of(rows: list[dict[str, str]], name: str) -> Any:
     return pytest.approx(np.mean([float(row[name]) for row in rows]))
 
@@ -92,12 +102,13 @@ def test_what_is_recorded(cohort: Path, tmp_path: Path) -> None:
     out = tmp_path / "my maps"
     torch.manual_seed(0)
     before = files_below(tmp_path)
-    rows = run(cohort, out, "", tracking="mlflow", classes="all", fill=0.25, seed=7)
+    rows = run(cohort, out, "", tracking="mlflow", classes="all", fill=0.25, seed=7, picture=True)
     assert len(rows) == 6
     (recorded,) = runs(out)
     assert recorded.info.status == "FINISHED"
     check_settings(recorded, cohort, out)
     check_figures(recorded, rows)
+    check_history(recorded, rows, out)
     check_files(recorded, out)
     written = files_below(tmp_path) - before
     assert all(out in path.parents for path in written)
@@ -126,16 +137,27 @@ def check_figures(recorded: Run, rows: list[dict[str, str]]) -> None:
     noisy = [row for row in rows if is_noise(row)]
     if noisy:
         expected["maps_of_noise"] = len(noisy)
-    assert recorded.data.metrics == expected
+    assert figures_of(recorded) == expected
+
+
+def check_history(recorded: Run, rows: list[dict[str, str]], out: Path) -> None:
+    for name in ("score", "peak_saliency", "forwards"):
+        expected = {number: float(row[name]) for number, row in enumerate(rows, start=1)}
+        assert history_of(out, recorded, name) == expected
+    assert [row["peak_in_label"] for row in rows] == ["True", "True", "False", "False", "", ""]
+    assert history_of(out, recorded, "peak_in_label") == {1: 1, 2: 1, 3: 0, 4: 0}
 
 
 def check_files(recorded: Run, out: Path) -> None:
-    """The table and the configurations, with the bytes of those in the output folder."""
-    names = ["summary.csv", *(path.name for path in out.glob("config_*.json"))]
-    assert sorted(artifacts(out, recorded)) == sorted(names)
+    """The table, the configurations and the pictures, with the bytes of those in the output folder."""
+    configurations = [path.name for path in out.glob("config_*.json")]
+    pictures = [f"imagesTs/{name}_saliency.png" for name in "abc"]
+    copies = {name: name for name in ("summary.csv", *configurations)}
+    copies |= {f"pictures/{name}": name for name in pictures}
+    assert sorted(artifacts(out, recorded)) == sorted(copies)
     folder = out / "mlruns" / recorded.info.run_id / "artifacts"
-    for name in names:
-        assert (folder / name).read_bytes() == (out / name).read_bytes()
+    for copy, name in copies.items():
+        assert (folder / copy).read_bytes() == (out / name).read_bytes()
 
 
 def test_every_setting_is_recorded(tmp_path: Path) -> None:
@@ -175,8 +197,11 @@ def test_each_run_is_recorded_with_its_failures(cohort: Path, tmp_path: Path) ->
         assert each.data.params["checkpoint"] == str(weights)
     assert (first.data.metrics["failures"], second.data.metrics["failures"]) == (0, 1)
     # The row of b went with its scan.
-    assert second.data.metrics["forwards"] == 2 * (1 + 2**3)
+    forwards = {m.step: m.value for m in client(out).get_metric_history(second.info.run_id, "case/forwards")}
+    assert forwards == {1: 1 + 2**3, 2: 1 + 2**3}
+    assert second.data.metrics["forwards"] == sum(forwards.values())
     assert "failures.csv" in artifacts(out, second)
+    assert not [path for path in artifacts(out, second) if path.endswith(".png")]
 
 
 class Interrupted(torch.nn.Module):

@@ -15,7 +15,7 @@ from helpers.tolerances import assert_close
 from monai.data import MetaTensor
 from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 from monai.networks.blocks import PatchEmbed
-from monai.networks.nets import DenseNet, SwinUNETR, UNet, resnet10
+from monai.networks.nets import DenseNet, SwinUNETR, UNet, ViT, resnet10
 from monai.networks.nets.swin_unetr import PatchMerging, SwinTransformerBlock
 from monai.visualize import GradCAM as MonaiGradCAM
 from torch import nn
@@ -285,7 +285,7 @@ def test_parts_of_a_case_and_the_store(tmp_path: Path) -> None:
     assert not stored[0].ranges()
 
 
-# Grad-CAM and SmoothGrad against autograd on networks whose layers work in place, or give channels last.
+# Grad-CAM and SmoothGrad against autograd on networks whose layers work in place, give channels last, or tokens.
 class Do(nn.Module):
     """A function as a layer, of which nothing is known but its output."""
 
@@ -311,6 +311,17 @@ def two_scores(out: Any) -> torch.Tensor:
     return torch.cat([score, -score], dim=1)
 
 
+def attend(x: torch.Tensor, norm: nn.Module, attention: nn.Module, second: nn.Module, mlp: nn.Module) -> torch.Tensor:
+    x = x + attention(*[norm(x)] * 3)[0]
+    return x + F.relu(mlp(second(x)), inplace=True)
+
+
+def block() -> nn.Module:
+    """A transformer's block on tokens: its layers are inside.0 to inside.3."""
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    return Do(attend, nn.LayerNorm(8), attention, nn.LayerNorm(8), nn.Linear(8, 8))
+
+
 def swin(dims: int) -> nn.Module:
     blocks = [SwinTransformerBlock(width, 2, (4,) * dims, (0,) * dims) for width in (6, 12)]
     first, second = (Do(lambda x, inside: inside(x, None), each) for each in blocks)
@@ -319,13 +330,22 @@ def swin(dims: int) -> nn.Module:
     return chain(embed=embed, **ends, pool=lambda x: x.square().flatten(1, -2).mean(1))
 
 
+def vit(add: nn.Module | None = None, **ends: Any) -> nn.Module:
+    blocks = {"add": add or nn.Identity(), "before": block(), "block": block(), "norm": nn.LayerNorm(8)}
+    return chain(embed=nn.Conv2d(1, 8, 8, 8), tokens=lambda x: x.flatten(2).mT, **blocks, **ends)
+
+
 def convnext() -> nn.Module:  # of as many channels as rows and columns
     stem, deep = nn.Conv2d(1, 8, 4, 4), nn.Conv2d(8, 8, 3, padding=1, groups=8)
     mlp = {"norm": nn.LayerNorm(8), "grow": nn.Linear(8, 10), "act": nn.ReLU(inplace=True), "shrink": nn.Linear(10, 8)}
     return chain(stem=stem, deep=deep, last=lambda x: x.movedim(1, -1), **mlp, first=lambda x: x.movedim(-1, 1))
 
 
-RELU = lambda x: x.relu_().mean(3)  # noqa: E731
+CLASS_TOKEN, MEAN = Do(lambda x: torch.cat([0 * x[:, :1] + 0.3, x], 1)), (lambda x: x.square().mean(1))
+RELU, QUARTERS = (
+    (lambda x: x.relu_().mean(3)),
+    Do(lambda x: x.unflatten(1, (2, 2, 3, 2)).movedim(2, 3).flatten(3).flatten(1, 2)),
+)
 NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "densenet": (lambda: densenet(2), (64, 64)),
     "resnet": (lambda: resnet10(spatial_dims=2, n_input_channels=1, num_classes=3), (48, 64)),
@@ -335,38 +355,53 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "swin": (lambda: swin(2), (32, 48)),
     "swin 3d": (lambda: swin(3), (16, 24, 8)),
     "convnext": (convnext, (32, 32)),
+    "vit": (lambda: vit(CLASS_TOKEN, head=lambda x: x[:, 0]), (32, 48)),
+    "vit without class": (lambda: vit(pool=MEAN), (32, 48)),
+    "merged tokens": (lambda: vit(join=QUARTERS, down=nn.Linear(32, 8), pool=MEAN), (32, 48)),
+    "mixer": (lambda: vit(turn=lambda x: x.mT, mix=nn.Linear(32, 32), back=lambda x: x.mT, pool=MEAN), (32, 64)),
+    "monai's vit": (lambda: ViT(1, (32, 48), 8, 8, 12, 2, 2, classification=True, spatial_dims=2), (32, 48)),
     "swinunetr": (lambda: SwinUNETR(1, 2, feature_size=12, spatial_dims=2), (64, 64)),
 }
-#: layers that can be read; the first is the default, but for networks in NO_DEFAULT
-NO_DEFAULT = ("unet", "convnext", "flat")
-LAYERS: dict[str, list[str]] = {
-    "densenet": ["class_layers.relu", "features.norm5", "features.transition1.norm"],
-    "resnet": ["layer4", "layer4.0.bn2", "layer3.0.bn2", "bn1"],
-    "unet": ["model.0.adn.N"],
-    "relu": ["norm", "conv"],
-    "flat": ["conv"],
-    "swin": ["embed", "embed.proj"],
-    "swin 3d": ["embed", "embed.proj"],
-    "convnext": ["deep", "stem"],
-    "swinunetr": ["encoder10"],
+CHANNELS_FIRST, CHANNELS_LAST, GRID = "channels first", "channels last", (4, 6)
+#: how a layer's output is read, tokens on their grid; the first is the default, but for networks in NO_DEFAULT
+NO_DEFAULT = ("unet", "convnext", "flat", "vit", "monai's vit")
+LAYERS: dict[str, dict[str, Any]] = {
+    "densenet": dict.fromkeys(["class_layers.relu", "features.norm5", "features.transition1.norm"], CHANNELS_FIRST),
+    "resnet": dict.fromkeys(["layer4", "layer4.0.bn2", "layer3.0.bn2", "bn1"], CHANNELS_FIRST),
+    "unet": {"model.0.adn.N": CHANNELS_FIRST},
+    "relu": {"norm": CHANNELS_FIRST, "conv": CHANNELS_FIRST},
+    "flat": {"conv": CHANNELS_FIRST},
+    "swin": dict.fromkeys(["second", "first.inside.0.norm1", "last", "down"], CHANNELS_LAST)
+    | {"embed": CHANNELS_FIRST},
+    "swin 3d": {"second": CHANNELS_LAST, "first.inside.0.norm1": CHANNELS_LAST},
+    "convnext": {"deep": CHANNELS_FIRST, "norm": CHANNELS_LAST, "grow": CHANNELS_LAST, "act": CHANNELS_LAST},
+    "vit": {"block.inside.0": GRID, "before": GRID, "before.inside.3": GRID, "embed": CHANNELS_FIRST},
+    "vit without class": {"norm": GRID, "block": GRID, "block.inside.3": GRID},
+    "merged tokens": {"norm": GRID},
+    "mixer": {"back": (4, 8), "norm": (4, 8)},
+    "monai's vit": {"blocks.1.attn.qkv": GRID, "blocks.1.norm1": GRID},
+    "swinunetr": {"encoder10": CHANNELS_FIRST, "swinViT.layers1.0.blocks.0.norm1": CHANNELS_LAST},
 }
 
 
 def network_of(name: str) -> tuple[nn.Module, torch.Tensor]:
-    if name == "swinunetr":
+    if name in ("monai's vit", "swinunetr"):
         pytest.importorskip("einops", reason="MONAI's transformers need einops")
     torch.manual_seed(4)
     make, size = NETWORKS[name]
     return chain(net=make(), scores=two_scores).double().eval(), torch.rand(1, 1, *size, dtype=torch.float64)
 
 
-def by_autograd(network: nn.Module, x: torch.Tensor, layer: str, k: int) -> torch.Tensor:
+def by_autograd(network: nn.Module, x: torch.Tensor, layer: str, how: Any, k: int) -> torch.Tensor:
     """The network goes on with a copy of the layer's output, so that nothing changes it."""
     kept: list[torch.Tensor] = []
     hook = network.get_submodule(layer).register_forward_hook(lambda _, given, out: kept.append(out) or out.clone())
     score = network(x)[0, k]
     hook.remove()
-    activation, slope = kept[-1].detach(), torch.autograd.grad(score, kept[-1])[0]
+    read = [kept[-1].detach(), torch.autograd.grad(score, kept[-1])[0]]
+    if isinstance(how, tuple):
+        read = [each[:, each.shape[1] - int(np.prod(how)) :].mT.unflatten(2, how) for each in read]
+    activation, slope = (torch.moveaxis(each, -1, 1) if how == CHANNELS_LAST else each for each in read)
     cam = sum(slope[:, c].mean() * activation[:, c] for c in range(slope.shape[1])).relu()
     return F.interpolate(cam[:, None], x.shape[2:], mode="bilinear" if x.ndim == 4 else "trilinear")
 
@@ -375,12 +410,12 @@ def by_autograd(network: nn.Module, x: torch.Tensor, layer: str, k: int) -> torc
 def test_grad_cam_and_smoothgrad_are_autograds(name: str, caplog: pytest.LogCaptureFixture) -> None:
     (network, x), layers, target = network_of(name), LAYERS[name], ms.ClassScore([0, 1], "none")
     caplog.set_level(logging.INFO)
-    by_default = [] if name in NO_DEFAULT else [(None, layers[0])]
+    by_default = [] if name in NO_DEFAULT else [(None, next(iter(layers)))]
     for asked, layer in [*((f"net.{each}", each) for each in layers), *by_default]:
-        named = f"net.{layer}"
+        named, how = f"net.{layer}", layers[layer]
         found = ms.grad_cam(asked, target=target)(x, network)
         assert caplog.messages[-1] == f"Grad-CAM of Sequential reads the layer {named!r}"
-        expected = torch.cat([by_autograd(network, x, named, k) for k in (0, 1)], dim=1)
+        expected = torch.cat([by_autograd(network, x, named, how, k) for k in (0, 1)], dim=1)
         assert float(expected.max()) > 0
         assert_close(found, expected)
     found, expected = ms.smoothgrad(2, 0.1, 3, "signed", target=target)(x, network), torch.zeros_like(x)
@@ -391,11 +426,25 @@ def test_grad_cam_and_smoothgrad_are_autograds(name: str, caplog: pytest.LogCapt
     assert_close(found, torch.cat([expected, -expected], dim=1))
 
 
+def test_tokens_patch_by_patch() -> None:
+    """The score is the mean over patches, so each patch's map has its share."""
+    torch.manual_seed(4)
+    dense = {"grid": lambda x: x.square().mT.unflatten(2, (2, 3)), "up": nn.Upsample(scale_factor=8)}
+    network, x = vit(**dense).double().eval(), torch.rand(1, 1, 32, 48, dtype=torch.float64)
+    inferer, target = SlidingWindowInferer((16, 24), 3, 0), ms.RegionScore(1, "softmax", "all")
+    found = ms.grad_cam("norm", target=target, inferer=inferer)(x, network)
+    shares = chain(net=network, mean=lambda out: out.softmax(1)[:, 1:2].mean((2, 3)) / 4)
+    for part in [(..., slice(i, i + 16), slice(j, j + 24)) for i in (0, 16) for j in (0, 24)]:
+        assert_close(found[part], by_autograd(shares, x[part], "net.norm", (2, 3), 0))
+
+
 UNCLEAR = {
+    ("vit", "norm"): r"of the layer 'net.norm' the score reads the class token only: name one before an attention",
     ("convnext", "first"): r"for images \(1, 1, 32, 32\); 'net.first' gives \(1, 8, 8, 8\)",
     ("swin", "first.inside.0.attn"): r"'net.first.inside.0.attn' gives \(24, 16, 6\)",
-    ("swin", "down"): r"'net.down' gives",
     ("densenet", "class_layers.out"): r"\(net.class_layers.out\) gives a tensor \(n, channels.* gives \(1, 3\)",
+    ("merged tokens", "down"): r"'net.down' gives \(1, 6, 8\)",
+    ("mixer", "mix"): r"'net.mix' gives \(1, 8, 32\)",
     ("flat", "flat"): r"'net.flat' gives \(1, 16, 64\)",
 }
 

@@ -9,7 +9,7 @@ import torch
 from helpers.scans import damage, rotation, write_scan
 from helpers.tolerances import assert_same_bits
 from matplotlib.figure import Figure
-from monai.data import CacheDataset, MetaTensor, PersistentDataset, set_track_meta
+from monai.data import CacheDataset, LMDBDataset, MetaTensor, PersistentDataset, set_track_meta
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, ScaleIntensityd, Spacingd
 
 from monai_saliency import ClassScore, Saliency, Saliencyd, channel_occlusion, sliding_window
@@ -100,12 +100,12 @@ class TestSaliency:
             block = float((image[0, top : top + 2, left : left + 2] ** 2).sum())
             assert saliency[0, top + 1, left].item() == pytest.approx(block, rel=1e-4)
 
-    @pytest.mark.parametrize("dataset", [PersistentDataset, CacheDataset, CachedDataset])
+    @pytest.mark.parametrize("dataset", [PersistentDataset, LMDBDataset, CacheDataset, CachedDataset])
     def test_caches_of_preprocessed_scans_hold_no_map(self, dataset: Any, tmp_path: Path) -> None:
         """They notice no other weights: the map of a score ``w * sum`` must change with ``w``."""
         network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1, bias=False))
         steps = Compose([ScaleIntensityd("image"), Saliencyd("image", network, EXPLAIN_VOXELS)])
-        folder = {"cache_dir": tmp_path} if dataset is PersistentDataset else {}
+        folder = {"cache_dir": tmp_path} if dataset in (PersistentDataset, LMDBDataset) else {}
         data = dataset([{"case": "a", "image": torch.tensor([[[0.0, 4.0], [1.0, 2.0]]])}], steps, **folder)
         for weight in (1.0, -3.0):
             torch.nn.init.constant_(network[1].weight, weight)
