@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.targets.base import Quantity, label_name
+from monai_saliency.targets.base import label_name
+from monai_saliency.visualize.legend import score_words
 
 __all__ = ["case_title"]
 
@@ -17,17 +18,12 @@ def case_title(explanation: Explanation) -> str:
         words.append(f"predicted {described['prediction']}")
         if "probability" in described:
             words[-1] += f" ({described['probability']:.3f})"
-    scores, quantity = [], target.quantity()
-    for label, score in zip(target.labels, explanation.reference_scores.tolist(), strict=True):
-        scores.append(f"{label_name(label)} scores {_figure(quantity, score)}")
-    words.append(f"explained: {', '.join(scores)}")
+    scores, quantity, without = [], target.quantity(), explanation.without_peak.tolist()
+    for label, score, left in zip(target.labels, explanation.reference_scores.tolist(), without, strict=True):
+        figures = [f"{quantity.reported(each):.3f}" for each in (score, left)]
+        scores.append(f"{label_name(label)} {score_words(quantity.unit, *figures)}")
+    words.append(f"explained: {'; '.join(scores)}")
     lines = [explanation.name, ", ".join(words)]
     if explanation.fill_problem:
         lines.append(explanation.fill_problem)
     return "\n".join(lines)
-
-
-def _figure(quantity: Quantity, score: float) -> str:
-    """The score of a title; of log-odds with their probability."""
-    reported = f"{quantity.reported(score):.3f}"
-    return f"{reported} (log-odds {score:.2f})" if quantity.unit == "log-odds" else reported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,21 +52,25 @@ def summarize(
 
     Returns:
         dictionaries with the keys of :data:`COLUMNS`. Positions are in scanner mm. ``score`` is a probability where the
-        map is of its log-odds; ``quantity`` and ``unit`` are of the map. ``verdict`` is a sentence if nothing matters
-        or the map may be chance. ``images`` counts the masks and the unperturbed image, ``""`` for a method without
-        masks; ``forwards`` counts the work of this run. ``noise`` and ``fill_leaves`` are ``""`` where
-        they are not known, and ``peak_in_label`` without a label, or with one that is empty or cannot be read.
+        map is of its log-odds, and so is ``score_without_peak``, with the place of the peak hidden
+        (:attr:`~monai_saliency.Explanation.without_peak`). ``quantity`` and ``unit`` are of the map. ``verdict`` is a
+        sentence if nothing matters or the map may be chance. ``images`` counts the masks and the unperturbed image,
+        ``""`` for a method without masks; ``forwards`` counts the work of this run. ``score_without_peak``, ``noise``
+        and ``fill_leaves`` are ``""`` where they are not known, and ``peak_in_label`` without a label, or with one that
+        is empty or cannot be read.
     """
+    quantity = explanation.target.quantity()
     of_map = zip(
         explanation.explained,
         maps,
         _for_each_map(explanation.noise, len(maps)),
         _for_each_map(explanation.fill_leaves, len(maps)),
+        _for_each_map(quantity.reported(explanation.without_peak), len(maps)),
         _verdicts(explanation, maps, errors),
         strict=True,
     )
-    rows, quantity = [], explanation.target.quantity()
-    for (label_index, channel, score), saliency, noise, left, verdict in of_map:
+    rows = []
+    for (label_index, channel, score), saliency, noise, left, without_peak, verdict in of_map:
         peak = peak_voxel(saliency)
         # The voxels of a 2D scan have z = 0 in its affine.
         mm = (affine @ [*peak, *[0] * (3 - len(peak)), 1])[:3]
@@ -76,6 +81,7 @@ def summarize(
             "class": label_index,
             "channel": "" if channel is None else channel,
             "score": float(quantity.reported(score)),
+            "score_without_peak": "" if math.isnan(without_peak) else without_peak,
             "quantity": quantity.words,
             "unit": quantity.unit,
             **dict(zip(("peak_x_mm", "peak_y_mm", "peak_z_mm"), mm.round(2).tolist(), strict=True)),

@@ -265,6 +265,10 @@ class BoundMasks(ABC):
         """A box, and the voxels around it that change a mask with smooth edges inside it."""
         return grown(box, self.smooth, self.spatial_shape) if self.smooth else box
 
+    def places(self, ids: Ids) -> list[int]:
+        """Which of some masks hide one place and keep all else, by their position in ``ids``; by default none."""
+        return []
+
     def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray] | None:
         """Tell which of n masks agree inside a box of the image, so that work on it is done once for all of them.
 

@@ -129,7 +129,7 @@ class BoundFocusedMasks(BoundMasks):
 
     @property
     def at_most(self) -> int:
-        looks = 2 * self._all.bit_length() + 3 if self.on_patches else 1 + self.num_masks // 2
+        looks = 2 * self._all.bit_length() + 3 if self.on_patches else 2 + self.num_masks // 2
         return looks + max(self.num_masks, self.budget) - self.num_masks // 2
 
     def first_round(self) -> Ids:
@@ -155,7 +155,8 @@ class BoundFocusedMasks(BoundMasks):
             place = self._standing_out(observed, 0, [mask for mask in observed.ids if mask[1] != _ALONE])
             start = 0 if place else half
         stop = start + self.num_masks - half
-        yield from observed.ask(self._random_masks(place, range(start, stop), observed))
+        hidden = [(place, _ALONE, 0)] if place else []  # shows what is left without the place
+        yield from observed.ask([*hidden, *self._random_masks(place, range(start, stop), observed)])
         while self.until is not None and len(observed.ids) < self.budget and self._agreement(observed) < self.until:
             more = min(max((stop - start) // 2, 1), self.budget - len(observed.ids))
             yield from observed.ask(self._random_masks(place, range(stop, stop + more), observed))
@@ -229,6 +230,9 @@ class BoundFocusedMasks(BoundMasks):
             pool: Any = adaptive_max_pool2d if effects.ndim == 2 else adaptive_max_pool3d
             values = pool(effects[None], self.grid)[0].numpy()
         return _bits((values > _STANDS_OUT * values.max()) & (values > 0)) & ~hidden
+
+    def places(self, ids: Ids) -> list[int]:
+        return [row for row, (place, number, _) in enumerate(ids) if number == _ALONE and place != self._all]
 
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """``id``, objects ``(n,)``: the ids."""

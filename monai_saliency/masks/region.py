@@ -140,6 +140,9 @@ class BoundRegionMasks(BoundMasks):
             return {"coalition": np.asarray(ids, dtype=int)[:, None] != np.arange(len(self.values))}
         return {"coalition": random_rows(self.seed, ids, len(self.values)) < self.p1}
 
+    def places(self, ids: Ids) -> list[int]:
+        return list(range(len(ids))) if self.num_masks is None else []
+
     def spread(self, values: Tensor) -> Tensor:
         """Write values ``(n, parts)`` on the parts' voxels, ``(n * (channels or 1), *spatial)``; 0 in no region."""
         return self._on_voxels(values.to(self.device, self.dtype), 0.0, self.index).flatten(0, 1)

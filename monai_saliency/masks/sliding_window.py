@@ -142,6 +142,9 @@ class BoundSlidingWindowMasks(BoundBoxMasks):
         first = np.stack([starts[i] for starts, i in zip(self.starts, along, strict=True)], axis=-1)
         return {"first": first, "stop": first + self.window_shape}
 
+    def places(self, ids: Ids) -> list[int]:
+        return list(range(len(ids)))
+
     def hidden_sum(self, ids: Ids, weights: Tensor) -> Tensor | None:
         """Windows lie on a grid, so that a sum over them is a product along each axis: not one step a window, which
         took longer on a GPU than a small network's forwards.

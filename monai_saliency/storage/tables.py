@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 #: the columns of ``summary.csv``, see :func:`monai_saliency.handlers.summary.summarize`
 SUMMARY_COLUMNS = (
-    *("case", "prediction", "probability", "class", "channel", "score", "quantity", "unit"),
+    *("case", "prediction", "probability", "class", "channel", "score", "score_without_peak", "quantity", "unit"),
     *("peak_x_mm", "peak_y_mm", "peak_z_mm", "peak_saliency", "lowest_saliency", "noise", "verdict", "peak_in_label"),
     *("fill_leaves", "images", "forwards", "predictions", "stopped", "seconds", "settings", "scan"),
 )

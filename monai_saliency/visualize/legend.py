@@ -31,6 +31,7 @@ __all__ = [
     "legends_of",
     "opacities",
     "rounded_up",
+    "score_words",
 ]
 
 #: the share of the score's range below which a change is nothing
@@ -215,6 +216,20 @@ def rounded_up(value: float) -> float:
         if value <= step * power * (1 + 1e-9):
             return step * power
     return 10 * power
+
+
+def score_words(unit: str, score: str, without_peak: str) -> str:
+    """The score of an image in words; of a probability also with the place of the map's peak hidden, where it is known.
+
+    Args:
+        unit: of the map.
+        score: as a text; a probability where the map is of log-odds.
+        without_peak: the same with the place hidden; ``""`` or ``"nan"`` where it is not known.
+    """
+    if unit not in ("probability", "log-odds"):
+        return f"scores {score}"
+    words = f"has probability {score}"
+    return words if without_peak in ("", "nan") else f"{words}, and {without_peak} without this place"
 
 
 def is_noise(row: Mapping[str, Any]) -> bool:

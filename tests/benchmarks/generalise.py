@@ -70,9 +70,10 @@ class Score:
 
 
 def scaled(target: ms.Target, scale: str) -> ms.Target:
-    """A target in another scale; unchanged in a checkout that has no scales."""
+    """The target with the probability of a class in a scale; others, and in a checkout without scales, as they are."""
     target = copy.copy(target)
-    vars(target).update({"scale": scale} if hasattr(target, "scale") else {})
+    if isinstance(target, ms.ClassScore) and target.activation != "none" and hasattr(target, "scale"):
+        target.scale = scale
     return target
 
 
@@ -96,7 +97,7 @@ def leaves(question: Question, explain: Any, scale: str) -> float:
     elif target.activation == "softmax":
         logits = question.network(images).double()
         before, after = (logits[:, target.classes[0]] - logits[:, 1 - target.classes[0]]).tolist()  # two classes
-        if scale != "auto" or 0.01 <= 1 / (1 + np.exp(-before)) <= 0.99:
+        if scale == "probability":
             before, after = (1 / (1 + np.exp(-each)) for each in (before, after))
         else:
             nothing = 0.0
@@ -112,7 +113,7 @@ def leaves(question: Question, explain: Any, scale: str) -> float:
     return 1 - moved / max(moved, moves) if moved or moves else 1.0
 
 
-def ours(name: str, fill: str = "zero", scale: str = "auto", **settings: Any) -> Method:
+def ours(name: str, fill: str = "zero", scale: str = "log_odds", **settings: Any) -> Method:
     """A method of the package. Settings that are functions take the question."""
 
     def explain(question: Question) -> Found:

@@ -73,7 +73,7 @@ def test_cases_with_different_numbers_of_boxes(tmp_path: Path) -> None:
     first, second = handle(explain, detector, tmp_path)
     assert (first["saliency"].shape, second["saliency"].shape) == ((1, 6, 6, 6), (2, 6, 6, 6))
     assert second["title"] == (
-        "ct_2\npredicted 4 (0.800), explained: box 1 (class 4) scores 0.800, box 2 (class 7) scores 0.600"
+        "ct_2\npredicted 4 (0.800), explained: box 1 (class 4) scores 0.800; box 2 (class 7) scores 0.600"
     )
     rows = [(row["case"], row["class"], row["prediction"]) for row in rows_of(tmp_path / "summary.csv")]
     assert rows == [

@@ -17,7 +17,7 @@ import numpy as np
 from monai_saliency.inferers.explanation import FILL_LEAVES
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.storage.tables import write_csv
-from monai_saliency.visualize.legend import is_noise
+from monai_saliency.visualize.legend import is_noise, score_words
 from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, beyond, class_words, number, read_cohort
 from monai_saliency.visualize.report.plots import cohort_plots, curve_charts
 from monai_saliency.visualize.report.regions import COHORT_REGION_COLUMNS, cohort_regions, region_bars, region_panels
@@ -135,8 +135,12 @@ def _environment() -> Any:
     loader = jinja2.FileSystemLoader(_HERE / "templates")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": number, "class_words": class_words, "text": _text, "may_be_chance": is_noise}
-    environment.filters |= {"beyond": beyond, "fill_is_none": _fill_is_none}
+    environment.filters |= {"beyond": beyond, "fill_is_none": _fill_is_none, "score_words": _score_words}
     return environment
+
+
+def _score_words(row: Row) -> str:
+    return score_words(row.get("unit", ""), number(row["score"]), number(row.get("score_without_peak", "")))
 
 
 def _fill_is_none(row: Row) -> bool:
