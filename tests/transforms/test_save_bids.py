@@ -75,7 +75,7 @@ def test_maps_and_how_they_were_made(explained: Path) -> None:
         np.testing.assert_allclose(one.affine, scan.affine, atol=1e-4)
     facts = json.loads((derivative / f"{stems[1]}.json").read_text())
     assert facts["Sources"] == [f"bids:raw:{FIRST}.nii.gz"]
-    assert (facts["Method"], facts["Seed"], facts["Class"], facts["Units"]) == ("rise", 7, 1, "probability")
+    assert (facts["Method"], facts["Seed"], facts["Class"], facts["Units"]) == ("rise", 7, 1, "log-odds")
     row = (explained / "summary.csv").read_text().splitlines()[2].split(",")
     assert str(facts["Score"]) == row[5]
     assert "Noise" not in json.loads((derivative / f"{stems[2]}.json").read_text())  # which is of the map

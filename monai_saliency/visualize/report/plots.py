@@ -96,8 +96,9 @@ def cohort_plots(cohort: Cohort) -> list[Plot]:
     plots = []
     for unit in dict.fromkeys(each.row.get("unit", "") for each in maps):
         of_unit = [each for each in maps if each.row.get("unit", "") == unit]
+        score = _Axis("score", "probability") if unit == "log-odds" else _SCORE
         peak = _Axis("peak_saliency", f"peak ({unit or 'score'})")
-        plots.append(_plot("Score and peak", of_unit, _SCORE, peak))
+        plots.append(_plot("Score and peak", of_unit, score, peak))
     for column, words in _AGREEMENT.items():
         if any(each.row.get(column) for each in maps):
             agreement = _Axis(column, words, (0.0, 1.0))
