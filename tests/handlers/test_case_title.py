@@ -3,12 +3,14 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.tolerances import SINGLE, assert_close
 
 import monai_saliency as ms
 from monai_saliency.handlers.case_title import case_title
+from monai_saliency.handlers.summary import summarize
 from monai_saliency.networks import Ensemble
 
 ONES = torch.ones(1, 1, 4, 4)
@@ -115,3 +117,13 @@ def test_the_mean_of_an_ensemble(make: Any, given: dict[str, Any]) -> None:
     of_each = [explained(make, 1, member, image, **given).without_peak for member in members]
     found = explained(make, 1, Ensemble(members), image, **given)
     assert_close(found.without_peak, torch.stack(of_each).mean(dim=0), within=SINGLE)
+
+
+def test_the_row_of_the_summary_has_both_probabilities() -> None:
+    found = explained(ms.sliding_window, [0, 1], **WINDOWS)
+    rows = summarize("ct_7", found, found.saliency.numpy(), np.eye(4))
+    assert [(row["score_without_peak"], row["unit"]) for row in rows] == [
+        ("", "log-odds"),
+        (pytest.approx(sigmoid(2)), "log-odds"),
+    ]
+    assert rows[1]["score"] == pytest.approx(sigmoid(6))

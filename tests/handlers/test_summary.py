@@ -53,6 +53,7 @@ class TestSummarize:
             "class": 2,
             "channel": "",
             "score": pytest.approx(0.2),
+            "score_without_peak": "",
             "quantity": "network output of the class",
             "unit": "network output",
             # (10 - 2 * 5, -20 + 2, 30 + 3 * 1)
