@@ -128,17 +128,19 @@ class Explanation:
     def without_peak(self) -> torch.Tensor:
         """Each score with the place of its map's peak hidden, ``(K,)`` in float64 on the CPU: the lowest score of a
         mask that hides the peak's voxel, and nothing but one place. NaN where no such mask was scored, as for random
-        masks, where channels have maps of their own, and where no voxel supports the score.
+        masks, where channels or the members of an ensemble have masks of their own, and where no voxel supports the
+        score.
         """
-        count = len(self.reference_scores)
-        found = torch.full((count,), math.nan, dtype=torch.float64)
-        if self.masks.channels is None:
-            for number, saliency in enumerate(self.saliency):
-                peak = np.unravel_index(int(saliency.argmax()), saliency.shape)
-                if saliency[peak] > 0:
-                    # Each score has a search of its own, or one serves all; so for each member of an ensemble.
-                    own = self.observed[number % len(self.observed) :: count]
-                    found[number] = torch.stack([_lowest_hiding(peak, observed, number) for observed in own]).mean()
+        found = torch.full((len(self.reference_scores),), math.nan, dtype=torch.float64)
+        one_for_all = self.masks.channels is None and (self.disagreement is None or not self.masks.adaptive)
+        rows = self.masks.places(self.ids) if one_for_all else []
+        ids, scores = [self.ids[row] for row in rows], self.scores.double().cpu()[rows]
+        for number, saliency in enumerate(self.saliency if ids else ()):
+            peak = np.unravel_index(int(saliency.argmax()), saliency.shape)
+            voxel = tuple(slice(int(place), int(place) + 1) for place in peak)
+            hides = self.masks.render(ids, "cpu", voxel).flatten() < 0.5
+            if saliency[peak] > 0 and hides.any():
+                found[number] = scores[hides, number].min()
         return found
 
     @property
@@ -180,15 +182,6 @@ class Explanation:
         channels = [None] if self.masks.channels is None else range(self.masks.channels)
         scores = zip(self.target.labels, self.reference_scores.tolist(), strict=True)
         return [(label, channel, score) for label, score in scores for channel in channels]
-
-
-def _lowest_hiding(peak: Sequence[Any], observed: Observed, number: int) -> torch.Tensor:
-    """The lowest score, in float64, of the masks that hide a voxel and nothing but one place; NaN without one."""
-    rows = observed.masks.places(observed.ids)
-    box = tuple(slice(int(place), int(place) + 1) for place in peak)
-    hides = observed.masks.render([observed.ids[row] for row in rows], "cpu", box).flatten() < 0.5
-    scores = observed.scores[:, min(number, observed.scores.shape[1] - 1)].double().cpu()[rows][hides]
-    return scores.min() if len(scores) else scores.new_tensor(math.nan)
 
 
 def share_left(target: BoundTarget, before: torch.Tensor, hidden: torch.Tensor, changed: torch.Tensor) -> torch.Tensor:

@@ -140,14 +140,16 @@ class Observed:
         """The score of each mask, where one score is explained."""
         return dict(zip(self.ids, self.scores[:, 0].double().tolist(), strict=True))
 
-    def ask(self, ids: Ids) -> Generator[Ids, Tensor, None]:
-        """A step of a search: ask for masks, and keep their scores. Those that were asked for before are left out."""
+    def ask(self, ids: Ids, aside: Ids = ()) -> Generator[Ids, Tensor, None]:
+        """A step of a search: ask for masks, and keep their scores. Those that were asked for before are left out. The
+        masks ``aside`` are scored with them, and no map is made of them.
+        """
         known = set(self.ids)
         unknown = [mask for mask in dict.fromkeys(ids) if mask not in known]
         new = ids if len(unknown) == len(ids) else unknown
         if len(new):
-            scores = yield new
-            self.scores = torch.cat([self.scores, scores])
+            scores = yield [*aside, *new] if aside else new
+            self.scores = torch.cat([self.scores, scores[len(aside) :]])
             self.ids = [*self.ids, *new] if known else new
             self.fit = None
 

@@ -155,8 +155,8 @@ class BoundFocusedMasks(BoundMasks):
             place = self._standing_out(observed, 0, [mask for mask in observed.ids if mask[1] != _ALONE])
             start = 0 if place else half
         stop = start + self.num_masks - half
-        hidden = [(place, _ALONE, 0)] if place else []  # shows what is left without the place
-        yield from observed.ask([*hidden, *self._random_masks(place, range(start, stop), observed)])
+        alone = [(place, _ALONE, 0)] if place else []  # tells the score without the place
+        yield from observed.ask(self._random_masks(place, range(start, stop), observed), alone)
         while self.until is not None and len(observed.ids) < self.budget and self._agreement(observed) < self.until:
             more = min(max((stop - start) // 2, 1), self.budget - len(observed.ids))
             yield from observed.ask(self._random_masks(place, range(stop, stop + more), observed))

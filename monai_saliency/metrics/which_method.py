@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monai_saliency import methods as known_methods
+import monai_saliency.methods as known_methods
 from monai_saliency.cases import cases_of
 from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.inferers.case_explainer import Keeper
