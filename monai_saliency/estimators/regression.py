@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +13,18 @@ import torch
 from torch import Tensor
 
 from monai_saliency.estimators.base import Estimator, score_rounding
+from monai_saliency.estimators.ridge import (
+    Ridge,
+    centred_products,
+    one_thread,
+    products_of,
+    ridge,
+    spectrum_of,
+)
 from monai_saliency.masks.base import BoundMasks, Ids, Observed
 from monai_saliency.utils.arguments import whole_number
 from monai_saliency.utils.precision import exact_arithmetic
+from monai_saliency.utils.tensors import to_device
 from monai_saliency.utils.timing import stage
 
 __all__ = ["RegressionScoring"]
@@ -28,8 +38,6 @@ _FREE = 0.01
 # The evidence is spread out where the map is above the first share of its largest value in more of the image than the
 # second one.
 _STANDS_OUT, _SPREAD_OUT = 0.1, 0.05
-# Strengths of the ridge penalty that are compared, relative to the mean eigenvalue of the masks.
-_STRENGTHS = np.logspace(-3, 2, 31)
 # Groups of masks that the jackknife leaves out in turn; with fewer masks, each is a group.
 _GROUPS = 128
 # The bias is this times the difference between the map and the mean of the maps of two halves of the masks: once for a
@@ -97,9 +105,8 @@ class RegressionScoring(Estimator):
         with fewer than three masks. Its penalties have the least error however spread out the evidence is: less smooth
         than :meth:`compute`, for whoever looks for places with evidence.
         """
-        basis = _Basis.of(masks, self.cells)
-        fits = _fits(masks, ids, scores.double().cpu(), basis, tolerant=False)
-        return basis.map_of([fit.heights for fit in fits])
+        (regression,) = _regressions(masks, ids, scores.double().cpu()[None], self.cells, is_a_look=True)
+        return regression.effects()
 
     def standard_error(self, observed: Observed) -> Tensor | None:
         """The root of the sum of the squares of two parts; None with fewer than three masks.
@@ -141,7 +148,7 @@ class RegressionScoring(Estimator):
         if observed.fit is None or any(made.cells != self.cells for made in observed.fit):
             scores = observed.scores.double().cpu().T
             with stage("regress"):
-                observed.fit = [_Regression.of(masks, observed.ids, score, self.cells) for score in scores]
+                observed.fit = _regressions(masks, observed.ids, scores, self.cells)
         maps = torch.zeros(len(observed.fit), *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
         for values, regression in zip(maps, observed.fit, strict=True):
             values.copy_(map_of(regression))
@@ -168,7 +175,7 @@ class _Basis(NamedTuple):
         return _voxels(torch.stack(list(heights)).mean(dim=0), self.bumps) * self.cell
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Regression:
     """The regression of one score: what its map and its error are made of. It holds no masks and no features.
 
@@ -177,25 +184,34 @@ class _Regression:
         basis: the bumps.
         heights: of the bumps, for each part of the masks.
         biases: how far these may be from the heights of endless masks on average, signed.
-        over_seeds: ``(*spatial)``, the standard error of each voxel over seeds, float64 on the CPU.
+        squares: ``(*spatial)``, the sum over the parts of each voxel's variance over seeds, float64 on the CPU.
     """
 
     cells: int
     basis: _Basis
     heights: list[Tensor]
     biases: list[Tensor]
-    over_seeds: Tensor
+    squares: Tensor
 
-    @staticmethod
-    def of(masks: BoundMasks, ids: Ids, score: Tensor, cells: int) -> _Regression:
-        """The regression of one score ``(n,)`` on n masks."""
-        basis = _Basis.of(masks, cells)
-        heights, biases, squares = [], [], torch.zeros(masks.spatial_shape, dtype=torch.float64)
-        for fit in _fits(masks, ids, score, basis):
-            heights.append(fit.heights)
-            biases.append(_bias(fit))
-            squares += _squares(fit, basis.bumps)
-        return _Regression(cells, basis, heights, biases, squares.sqrt() / max(1, len(heights)) * basis.cell)
+    def add(self, part: _Part, scores: Tensor, is_a_look: bool) -> None:
+        """Add the regression of a part of the masks, whose scores are ``(n,)``."""
+        fit = _fit(part, scores)
+        if fit is None:  # the scores say nothing
+            return
+        if is_a_look:
+            self.heights.append(fit.heights)
+            return
+        sharper = fit.heights
+        if _is_spread_out(_voxels(sharper, self.basis.bumps)) and (smoother := _fit(part, scores, 1.0)):
+            fit = smoother
+        self.heights.append(fit.heights)
+        self.biases.append(sharper - fit.heights + _HALVES * (fit.heights - _of_halves(part, fit)))
+        self.squares += _variance(part, fit, self.basis.bumps)
+
+    @property
+    def over_seeds(self) -> Tensor:
+        """``(*spatial)``, the standard error of each voxel over seeds."""
+        return self.squares.sqrt() / max(1, len(self.heights)) * self.basis.cell
 
     def effects(self) -> Tensor:
         """The map ``(*spatial)``."""
@@ -209,63 +225,90 @@ class _Regression:
         return torch.where(bias * effects > 0, capped, total)
 
 
-def _fits(masks: BoundMasks, ids: Ids, score: Tensor, basis: _Basis, tolerant: bool = True) -> Iterator[_Fit]:
-    """The regression of each part of the masks, one after the other; none where all scores of a part are equal.
+def _regressions(masks: BoundMasks, ids: Ids, scores: Tensor, cells: int, is_a_look: bool = False) -> list[_Regression]:
+    """The regression of each score ``(K, n)`` on n masks; a look has no error.
 
     Masks are divided where there are too many: a regression costs their square and their cube, and memory.
     """
+    basis = _Basis.of(masks, cells)
+    found = [_Regression(cells, basis, [], [], torch.zeros(masks.spatial_shape, dtype=torch.float64)) for _ in scores]
     features = len(ids) * math.prod(bumps.shape[1] for bumps in basis.bumps)
-    parts = max(-(-features // _AT_ONCE), -(-len(ids) // _MOST))
-    for part in range(parts):
+    count = max(-(-features // _AT_ONCE), -(-len(ids) // _MOST))
+    for number in range(count):
         # Six in a row, so that each part has masks of all kinds that take turns: two grids, or three shares.
-        rows = [row for row in range(len(ids)) if row // 6 % parts == part]
-        fit = _fit_of(masks, [ids[row] for row in rows], score[rows], basis.bumps, tolerant)
-        if fit is not None:
-            yield fit
+        rows = [row for row in range(len(ids)) if row // 6 % count == number]
+        if len(rows) < 3:
+            continue
+        part = _Part.of(masks.along_axes([ids[row] for row in rows], basis.bumps).flatten(1).to(masks.dtype))
+        with exact_arithmetic(masks.device), one_thread():
+            for regression, score in zip(found, scores[:, rows], strict=True):
+                regression.add(part, score, is_a_look)
+        del part  # before there is another one
+    return found
 
 
-def _squares(fit: _Fit, bumps: Sequence[Tensor]) -> Tensor:
+@dataclass(eq=False)
+class _Part:
+    """The masks of one regression, for all scores.
+
+    Attributes:
+        features: ``(n, bumps)``, large, on the masks' device.
+        products: ``(n, n)``, of centred features, in double precision on the CPU.
+    """
+
+    features: Tensor
+    products: Tensor
+
+    @staticmethod
+    def of(features: Tensor) -> _Part:
+        """The part with these features, which are centred in place."""
+        features -= features.mean(dim=0)
+        with exact_arithmetic(features.device):
+            return _Part(features, products_of(features))
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues and eigenvectors of the products."""
+        return spectrum_of(self.products)
+
+    @cached_property
+    def halves(self) -> list[_Part]:
+        """The parts with half of the masks each. Their features have a mean, which the products do not have."""
+        halves = []
+        for rows in _halves(len(self.features)):
+            features = self.features.index_select(0, to_device(rows.numpy(), self.features.device))
+            halves.append(_Part(features, centred_products(self.products[rows][:, rows])))
+        return halves
+
+
+def _variance(part: _Part, fit: _Fit, bumps: Sequence[Tensor]) -> Tensor:
     """The jackknife's variance of each voxel, ``(*spatial)``."""
-    count = len(fit.features)
+    count = len(part.features)
     n = min(count, _GROUPS)
     groups = torch.eye(n, dtype=torch.float64).repeat(-(-count // n), 1)[:count]
-    with exact_arithmetic(fit.features.device):
-        changes = fit.changes(groups - groups.mean(dim=0))
-        return (n - 1) / n * _sum_of_squares(changes, bumps).to(fit.scores)
+    changes = fit.changes(part.features, groups - groups.mean(dim=0))
+    return (n - 1) / n * _sum_of_squares(changes, bumps).to(fit.scores)
 
 
-def _fit_of(masks: BoundMasks, ids: Ids, score: Tensor, basis: Sequence[Tensor], tolerant: bool) -> _Fit | None:
-    """The regression of some masks; None where the scores say nothing."""
-    if len(ids) < 3:
-        return None
-    features = masks.along_axes(ids, basis).flatten(1).to(masks.dtype)
-    wanted = score - score[0]
-    with exact_arithmetic(masks.device):
-        fit = _fit(features, wanted)
-        if tolerant and fit is not None and _is_spread_out(_voxels(fit.heights, basis)):
-            smoother = _fit(features, wanted, 1.0)
-            return smoother and smoother._replace(sharper=fit.heights)
-    return fit
+def _of_halves(part: _Part, fit: _Fit) -> Tensor:
+    """The mean of the heights of two halves of the masks; 0 for a half whose scores say nothing."""
+    total = torch.zeros_like(fit.heights)
+    for half, rows in zip(part.halves, _halves(len(fit.scores)), strict=True):
+        of_half = _fit(half, fit.scores[rows], fit.tolerance)
+        if of_half is not None:
+            total += of_half.heights / 2
+    return total
+
+
+def _halves(count: int) -> list[Tensor]:
+    """The rows of two halves, made of pairs, so that each has masks of both of the grids that take turns."""
+    first = torch.arange(count) // 2 % 2 == 0
+    return [rows.nonzero()[:, 0] for rows in (first, ~first)]
 
 
 def _is_spread_out(effects: Tensor) -> bool:
     highest = effects.max()
     return bool(highest > 0 and (effects > _STANDS_OUT * highest).double().mean() > _SPREAD_OUT)
-
-
-def _bias(fit: _Fit) -> Tensor:
-    """How far heights may be from those of endless masks on average, signed."""
-    # Pairs, so that each half has masks of both of the grids that take turns.
-    first = torch.arange(len(fit.features)) // 2 % 2 == 0
-    halves = torch.stack([_heights_of(fit, rows) for rows in (first, ~first)])
-    sharper = fit.heights if fit.sharper is None else fit.sharper
-    return sharper - fit.heights + _HALVES * (fit.heights - halves.mean(dim=0))
-
-
-def _heights_of(fit: _Fit, rows: Tensor) -> Tensor:
-    """The heights of the regression of some of a fit's masks; 0 where their scores say nothing."""
-    half = _fit(fit.features[rows], fit.scores[rows], fit.tolerance)
-    return torch.zeros_like(fit.heights) if half is None else half.heights
 
 
 def _bumps(size: int, length: float) -> Tensor:
@@ -303,46 +346,28 @@ def _sum_of_squares(heights: Tensor, bumps: Sequence[Tensor]) -> Tensor:
     return torch.cat(found).reshape([len(each) for each in bumps])
 
 
-class _Ridge(NamedTuple):
-    """A ridge regression of n values on features ``(n, bumps)``: what it explains, the error at each mask without it,
-    and weights ``(n, n)``, the inverse of the products of features with the penalty.
-    """
-
-    heights: Tensor
-    explained: Tensor
-    left_out: Tensor
-    weights: Tensor
-
-    @property
-    def shares(self) -> Tensor:
-        """``(n, n)``, the features' shares in how far the heights lie above those without each mask."""
-        return self.left_out[:, None] * self.weights
-
-
 class _Fit(NamedTuple):
-    """Two ridge regressions, the second one of features times ``root``; the slope of scores on what it explains. The
-    features are large and stay on the masks' device; all else is on the CPU, in double precision.
+    """Two ridge regressions, the second one of features times ``root``; the slope of scores on what it explains. All
+    is on the CPU, in double precision.
     """
 
-    features: Tensor
     scores: Tensor
-    first: _Ridge
-    second: _Ridge
+    first: Ridge
+    second: Ridge
     root: Tensor
     slope: Tensor
     tolerance: float
-    sharper: Tensor | None = None  # the heights without tolerance, of evidence that is spread out
 
     @property
     def heights(self) -> Tensor:
         """``(bumps,)``."""
         return self.slope * self.root * self.second.heights
 
-    def changes(self, groups: Tensor) -> Tensor:
+    def changes(self, features: Tensor, groups: Tensor) -> Tensor:
         """``(bumps, g)``, how far the heights lie above those without each of some groups of masks ``(n, g)``, to first
         order.
         """
-        first, second, features = self.first, self.second, self.features
+        first, second = self.first, self.second
         # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
         moving = (first.heights.sign() / first.heights.abs().max() * second.heights / self.root).to(features)
         moved = (features.T @ (first.shares.T @ groups).to(features)).mul_(moving[:, None])
@@ -351,56 +376,24 @@ class _Fit(NamedTuple):
         return (features.T @ own).mul_(squared).add_(moved).mul_(self.slope.to(features))
 
 
-def _fit(features: Tensor, scores: Tensor, tolerance: float = 0.0) -> _Fit | None:
-    """Both fits of scores ``(n,)`` on features ``(n, bumps)``, which are centred; None where masks or scores are alike.
-    The tolerance of the leave-one-out error is in its standard errors.
+def _fit(part: _Part, scores: Tensor, tolerance: float = 0.0) -> _Fit | None:
+    """Both fits of scores ``(n,)``; None where masks or scores are alike. The tolerance of the leave-one-out error is
+    in its standard errors.
     """
     if bool((scores == scores[0]).all()):
         return None
-    features -= features.mean(dim=0)  # in place: it is large
-    centred = scores - scores.mean()
+    centred = scores - scores[0]
+    centred = centred - centred.mean()
     spread = centred.square().mean().sqrt()
     compressed = torch.tanh((centred[:, None] - centred[None]) / (_LINEAR * spread)).mean(dim=1)
     compressed = compressed - compressed.mean()
-    first = _ridge(features, compressed, tolerance)
+    first = ridge(part.features, part.spectrum, compressed, tolerance)
     highest = first.heights.abs().max()
     if not highest > 0:
         return None
-    root = (first.heights.abs() / highest + _FREE).sqrt()
-    second = _ridge(features * root.to(features), compressed, tolerance)
+    variance = first.heights.abs() / highest + _FREE
+    root = variance.sqrt()
+    second = ridge(part.features, spectrum_of(products_of(part.features, variance)), compressed, tolerance)
+    second = second._replace(heights=root * second.heights)
     squares = second.explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-    return _Fit(features, scores, first, second, root, centred @ second.explained / squares, tolerance)
-
-
-def _ridge(features: Tensor, wanted: Tensor, tolerance: float) -> _Ridge:
-    """The ridge regression of centred features and values with the largest penalty whose leave-one-out error is within
-    a tolerance of the least one.
-    """
-    values, vectors = _eigh((features @ features.T).to(wanted))
-    values = values.clamp_min(0)[:, None]
-    strengths = (values.mean() * torch.from_numpy(_STRENGTHS)).clamp_min(torch.finfo(torch.float64).tiny)
-    kept = values / (values + strengths)
-    explained = vectors @ (kept * (vectors.T @ wanted)[:, None])
-    own = vectors.square() @ kept + 1 / len(wanted)  # how far a mask's own score decides what is explained of it
-    left_out = (wanted[:, None] - explained) / (1 - own).clamp_min(1e-6)
-    squares = left_out.square()
-    errors = squares.mean(dim=0)
-    least = int(errors.argmin())
-    allowed = errors[least] + tolerance * squares[:, least].std() / len(wanted) ** 0.5
-    chosen = int((errors <= allowed).nonzero().max())
-    weights = (vectors / (values.T + strengths[chosen])) @ vectors.T
-    heights = (features.T @ (weights @ wanted).to(features)).to(wanted)
-    return _Ridge(heights, explained[:, chosen], left_out[:, chosen], weights)
-
-
-def _eigh(products: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors, in one thread: several would wait for each other while writers keep the cores busy,
-    and take 15 times as long.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        values, vectors = torch.linalg.eigh(products)
-    finally:
-        torch.set_num_threads(threads)
-    return values, vectors
+    return _Fit(scores, first, second, root, centred @ second.explained / squares, tolerance)

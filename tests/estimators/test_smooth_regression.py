@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,7 +184,9 @@ def test_few_masks_have_a_map_and_an_error(count: int) -> None:
 
 @pytest.mark.parametrize("limit", ["memory", "masks"])
 def test_more_masks_than_fit_are_divided(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The map is the mean of those of all parts, and the memory that of one part. Six masks in a row share a part."""
+    """The map is the mean of those of all parts, and the memory that of one part and its halves. Six masks in a row
+    share a part.
+    """
     bound = ms.masks.RISEMasks(90, 3, seed=1).bind(torch.zeros(1, 12, 12))
     scores = bound.render(range(90))[:, :, 3:6, 6:9].mean((2, 3))
     regression = ms.estimators.RegressionScoring(3)
@@ -196,10 +199,10 @@ def test_more_masks_than_fit_are_divided(limit: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(regression_room, *numbers[limit])
     fit, held = regression_room._fit, []
 
-    def counted(features: torch.Tensor, *given: object) -> object:
-        held.append(weakref.ref(features))
-        assert len({id(each()) for each in held} - {id(None)}) <= 2  # this part, and the one before
-        return fit(features, *given)
+    def counted(part: Any, *given: object) -> object:
+        held.append(weakref.ref(part.features))
+        assert len({id(each()) for each in held} - {id(None)}) <= 3  # this part, and its halves
+        return fit(part, *given)
 
     monkeypatch.setattr("monai_saliency.estimators.regression._fit", counted)
     observed = observed_of(bound, scores, scores[0])

@@ -131,8 +131,8 @@ def test_nothing_of_a_case_is_alive_after_its_explanation(method: str, monkeypat
     """Not its masks, nor a regression, nor what the searches have observed; the features of masks not even before."""
     features, fit = [], regression_room._fit
 
-    def watched(given: torch.Tensor, *others: Any) -> Any:
-        features.append(weakref.ref(given))
+    def watched(given: Any, *others: Any) -> Any:
+        features.append(weakref.ref(given.features))
         return fit(given, *others)
 
     monkeypatch.setattr(regression_room, "_fit", watched)
