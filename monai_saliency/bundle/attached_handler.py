@@ -114,6 +114,8 @@ class AttachedHandler(SaliencyHandler):
         items = _items_of(engine.state.batch, len(images))
         if not self.is_started:
             self._start(engine, items, images, call)
+            if self.is_compared(engine, self._replaying(call, [0])[0], images[0], self.settings.label_key):
+                return
         place = str(self.explainer.assignment.place(engine.state.iteration - 1))
         cases = []
         for i, (item, image) in enumerate(zip(items, call.inputs, strict=True)):

@@ -5,6 +5,7 @@ evaluator a handler is attached to that.
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from monai_saliency.bundle.attach import attach_to
 from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.chosen_method import AUTO, given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser, run_cohort
+from monai_saliency.bundle.method_choice import MethodChoice
 from monai_saliency.engines.run import show_cause_only
 from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.arguments import flag
@@ -31,12 +33,15 @@ class Overlay:
         evaluator: str | None = None,
         keep_memory: bool = True,
         debug: bool = False,
+        compare_cases: int = 8,
+        compared_methods: Any = None,
         **settings: Any,
     ) -> None:
         self.keep_memory = flag("saliency_keep_memory", keep_memory)
         self.settings = AttachSettings.of(**settings, prefix="saliency_")
         self.dir = None if dir is None else Path(dir)
         self.evaluator = evaluator
+        self.comparison = partial(MethodChoice, cases=compare_cases, methods=compared_methods, prefix="saliency_")
 
     @staticmethod
     def ids() -> list[str]:
@@ -54,8 +59,8 @@ class Overlay:
         show_cause_only(flag("saliency_debug", own.get("debug", False)))
         return cls(**given_settings(own.get("method", AUTO), "saliency_", cls.ids()) | own)
 
-    def explain(self, parser: ConfigParser | None = None) -> None:
-        """Run the bundle and explain what it predicts."""
+    def explain(self, parser: ConfigParser | None = None, compare: bool = False) -> None:
+        """Run the bundle and explain what it predicts; with ``compare``, compare methods on its first cases instead."""
         bundle = BundleConfig(parser if parser is not None else calling_parser())
         evaluator_id = bundle.evaluator_id(self.evaluator)
         steps = bundle.run_steps(evaluator_id)
@@ -66,6 +71,7 @@ class Overlay:
         folder = self.dir if self.dir is not None else bundle.output_dir() / "saliency"
         postprocessing = bundle.get(f"{evaluator_id}::postprocessing")
         handler = attach_to(evaluator, folder, self.settings, evaluator_id, postprocessing)
+        handler.compare = self.comparison(folder) if compare else None
         engine = self.settings.engine
         if self.keep_memory:
             keep_freed_memory(evaluator.state.device)
@@ -75,7 +81,7 @@ class Overlay:
                 bundle.evaluate(step)
             if not steps:
                 evaluator.run()
-            if engine is None:
+            if engine is None and not compare:
                 handler.report_unmet()
             if not handler.is_started and engine is None:
                 raise ValueError(
@@ -83,7 +89,7 @@ class Overlay:
                     "--dataset_dir"
                 )
 
-        report = folder if self.settings.report else None
+        report = folder if self.settings.report and not compare else None
         run_cohort(
             evaluator, handler, engine=engine, run_id="explain", parser=bundle.parser, start=start, report=report
         )

@@ -80,7 +80,8 @@ def run(
     # A process that does not speak ends well: whoever started it would stop the others, who may still be writing.
     if engine is not None and not engine.speaks:
         return
-    _print_figures(evaluator)
+    if handler.compare is None:
+        _print_figures(evaluator)
     if report is not None and any((Path(report) / name).is_file() for name in ("summary.csv", "failures.csv")):
         try_report(report)
     _check_complete(handler, engine)

@@ -29,6 +29,7 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.progress import Progress
+from monai_saliency.metrics.truth import Scan
 from monai_saliency.networks.identity import network_fingerprint, same_network
 from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.storage.key import fingerprint
@@ -144,6 +145,8 @@ class SaliencyHandler:
         self.standard_error_key = standard_error_key
         self.trust = instance("trust", trust, Trust, "Trust()", none=True)
         self.method = method
+        #: compares methods on the cohort's first cases, instead of explaining it
+        self.compare: Callable[..., Any] | None = None
         self._background = Background()
         self._marks: dict[str, str] = {}  # of the rows of this run, by the network that made them
         self._loader: Any = None
@@ -220,21 +223,38 @@ class SaliencyHandler:
         items = decollate_batch(engine.state.batch)
         self.inferer = choose_fill(self.inferer, self.explainer.network, self.first_cases(images))
         self.explainer.inferer = self.inferer
+        if self.is_compared(engine, self.inferer, images):
+            return
         for i, item in enumerate(items):
             item.setdefault("case", scan_name(images, i))
         yield Batch(images, items, predictions=self._predictions(engine, len(items)))
 
     def first_cases(self, like: torch.Tensor, label_key: Any = None) -> Iterator[tuple[torch.Tensor, Case]]:
         """The cohort's first loadable cases, each an image ``(1, C, *spatial)`` of the type of ``like``."""
+        for scan in self._first_scans(like, label_key, _FIRST):
+            yield scan.image[None], scan.case
+
+    def _first_scans(self, like: torch.Tensor, label_key: Any, most: int | None = None) -> Iterator[Scan]:
         dataset: Any = getattr(self._loader, "cohort", getattr(self._loader, "dataset", None))
         count = len(dataset) if isinstance(dataset, Sized) else 0
-        for index in range(min(_FIRST, count)):
+        for index in range(min(most or count, count)):
             try:
                 item = {"case": str(index), **dataset[index]}
                 item.setdefault(self.label_key, item.get(label_key))
-                yield plain(item[self.image_key])[None].to(plain(like)), self._case_of(item)
+                image = plain(item[self.image_key]).to(plain(like))
+                read = None if most else self.label_of(item)
+                label = None if read is None else plain(read())[0].to(image.device) != 0
+                yield Scan(image, self._case_of(item), label)
             except Exception as error:
                 logger.info("case %d of the cohort is left out of the first cases: %s", index, error)
+
+    def is_compared(self, engine: Any, inferer: PerturbationInferer, like: torch.Tensor, label_key: Any = None) -> bool:
+        """Whether this run compares methods on the first cases, which is done here, and explains none."""
+        if self.compare is not None:
+            explainer = self.explainer
+            self.compare(inferer, explainer.network, self._first_scans(like, label_key), explainer.network_id)
+            engine.terminate()
+        return self.compare is not None
 
     def _predictions(self, engine: Engine, count: int) -> Sequence[Any] | None:
         """The evaluator's output for each image; None if its network is a different one or unknown."""

@@ -144,7 +144,8 @@ class MapFigures:
         if network is not self.given.network and keeper.network_id:
             keeper = replace(keeper, network_id=f"{keeper.network_id} at random weights")
         stored = keeper(inferer, network, [replace(self.case, image=self.image[0])])
-        (explanation,) = inferer.explain(self.image, network, cases=[self.case], stored=stored)
+        (state,) = inferer.score(self.image, network, cases=[self.case], stored=stored)
+        explanation = state.explanation()  # without the warning of its fill, which the map has given
         self.forwards += explanation.num_forwards
         return plain(explanation.saliency)[None]
 

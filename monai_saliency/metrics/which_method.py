@@ -52,14 +52,15 @@ Row = dict[str, Any]
 
 def default_methods(spatial: Sequence[int], has_regions: bool = False) -> list[Row]:
     """The methods that are compared by default on images of a spatial shape, each with its settings."""
-    window = [max(1, size // (8 if len(spatial) == 2 else 4)) for size in spatial]
+    window = [max(2, size // (8 if len(spatial) == 2 else 4)) for size in spatial]
+    stride = [size // 2 for size in window]
     return [
         {"method": "focused_rise"},
         {"method": "rise", "num_masks": 350},
         {"method": "rise", "num_masks": 1000},
         {"method": "hierarchical_occlusion"},
-        {"method": "sliding_window", "window_size": window},
-        {"method": "sliding_window", "window_size": [2 * size for size in window]},
+        {"method": "sliding_window", "window_size": window, "stride": stride},
+        {"method": "sliding_window", "window_size": [2 * size for size in window], "stride": window},
         {"method": "region_occlusion"} | ({} if has_regions else {"num_supervoxels": 200}),
         {"method": "smoothgrad"},
         {"method": "integrated_gradients"},
@@ -271,7 +272,8 @@ class Comparison:
         rows, last = [], None
         for name, each in given.items():
             try:
-                row, last = self._row(each, figures)
+                with torch.no_grad():
+                    row, last = self._row(each, figures)
             except Exception as error:
                 row = {"problem": " ".join(str(error).split())}
             rows.append({"method": name, **row})
@@ -291,7 +293,8 @@ class Comparison:
         stored = self.keeper(given.inferer, given.network, [replace(given.case, image=given.image)])
         is_resumed = bool(stored and stored[0].ranges())
         begun = time.perf_counter()
-        (found,) = given.inferer.explain(given.image[None], given.network, cases=[given.case], stored=stored)
+        (state,) = given.inferer.score(given.image[None], given.network, cases=[given.case], stored=stored)
+        found = state.explanation()
         if given.image.is_cuda:
             torch.cuda.synchronize(given.image.device)
         seconds = time.perf_counter() - begun

@@ -1,0 +1,109 @@
+"""Which method for the network of a bundle: the run ``compare_methods``, on the first cases of its cohort."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from monai_saliency.bundle.chosen_method import ChosenMethod
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.metrics.truth import LEAST, Scan
+from monai_saliency.metrics.which_method import COLUMNS, FIGURES, Comparison, MethodComparison, default_methods, named
+from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.storage.tables import CaseTable, write_csv
+from monai_saliency.utils.arguments import whole_number
+
+__all__ = ["MethodChoice", "next_command"]
+
+# What the methods share with the inferer of the run.
+_SHARED = ("target", "fill", "inferer", "mask_batch_size", "output", "inputs", "patch_memory", "autocast")
+
+
+class MethodChoice:
+    """Compares methods on the first cases of a cohort (:func:`~monai_saliency.metrics.compare_methods`).
+
+    The folder gets ``methods.csv`` with a row for each method and control, ``methods_cases.csv`` with the figures of
+    each case, from which a stopped comparison goes on, and the scores in ``methods_scores``.
+
+    Args:
+        folder: of what is written.
+        cases: how many cases, at least 3: those with a label where cases have one, and as many others.
+        methods: names, or dictionaries of a method with its settings; None for the default ones.
+        defaults: of settings, by id.
+        prefix: of the ids of settings, for the command that is printed last.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        cases: int = 8,
+        methods: Sequence[str | Mapping[str, Any]] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        prefix: str = "",
+    ) -> None:
+        self.folder, self.prefix, self.defaults = Path(folder), prefix, defaults
+        self.cases = whole_number(f"{prefix}compare_cases", cases, LEAST)
+        self.given = named(methods or [])
+        self._made(self.given)  # a misspelt method is refused before anything runs
+
+    def _made(self, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Callable[..., PerturbationInferer]]:
+        made: dict[str, Callable[..., PerturbationInferer]] = {}
+        for name, own in settings.items():
+            given = {id: value for id, value in own.items() if id != "method"}
+            made[name] = ChosenMethod(own["method"], given, self.defaults, self.prefix)
+        return made
+
+    def __call__(
+        self, inferer: PerturbationInferer, network: Any, scans: Iterable[Scan], network_id: str | None = None
+    ) -> MethodComparison:
+        """Compare methods by the settings of an inferer, print the table, and what to run next."""
+        chosen = self._first(scans)
+        if len(chosen) < LEAST:
+            raise ValueError(f"methods are compared on at least {LEAST} cases, the cohort has {len(chosen)} to load")
+        has_regions = chosen[0].case.labels is not None
+        settings = self.given or named(default_methods(chosen[0].image.shape[1:], has_regions))
+        shared = {name: getattr(inferer, name) for name in _SHARED}
+        inferers = {name: make(**shared) for name, make in self._made(settings).items()}
+        store, table = (
+            ScoreStore(self.folder / "methods_scores"),
+            CaseTable(self.folder / "methods_cases.csv", None, COLUMNS),
+        )
+        found = Comparison(inferers, network, settings, store, network_id, table, _say).run(chosen)
+        columns = ["method", "cases", *(name + end for name in FIGURES for end in ("", "_error")), "problem"]
+        write_csv(self.folder / "methods.csv", columns, found.summary)
+        print(f"\n{found}")
+        if found.best is not None:
+            print(f"\n{next_command(found.best, self.prefix)}", flush=True)
+        return found
+
+    def _first(self, scans: Iterable[Scan]) -> list[Scan]:
+        """The first cases with a label, and as many without."""
+        labelled: list[Scan] = []
+        others: list[Scan] = []
+        for scan in scans:
+            (others if scan.label is None or not scan.label.any() else labelled).append(scan)
+            if len(labelled) == self.cases or (scan.label is None and len(others) >= self.cases):
+                break
+        return labelled + others[: self.cases]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def next_command(best: str, prefix: str) -> str:
+    """The command of this run, with the method that is best in the place of what was compared."""
+    method = shlex.split(best)
+    flags = [f"--{prefix}method", method[0], *(word.replace("--", f"--{prefix}", 1) for word in method[1:])]
+    words = sys.argv[1:]
+    if "compare_methods" not in words:
+        return shlex.join(flags)
+    words[words.index("compare_methods")] = "explain" if prefix else "run"
+    ours = ("compare_cases", "compared_methods", "method")
+    for id in [f"--{prefix}{name}" for name in ours]:
+        while id in words:
+            del words[words.index(id) : words.index(id) + 2]
+    return shlex.join(["python", "-m", "monai.bundle", *words, *flags])

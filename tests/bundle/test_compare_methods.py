@@ -1,0 +1,99 @@
+"""The run ``compare_methods`` of our bundle and of the overlay."""
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import numpy as np
+import pytest
+from helpers.files import rows_of
+from helpers.layouts import Bundle
+from helpers.own_bundle import settings
+from helpers.scans import volume, write_scans
+
+from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.bundle.method_choice import MethodChoice, next_command
+from monai_saliency.errors import root_cause
+
+METHODS: list[Any] = ["hierarchical_occlusion", {"method": "rise", "num_masks": 20, "grid_size": 3}]
+
+
+def compare(folder: Path, **given: Any) -> None:
+    own = settings(folder, "out", compared_methods=METHODS, compare_cases=3, **given)
+    for name in ("method", "num_masks", "grid_size"):
+        del own[name]
+    monai.bundle.run("compare_methods", **own)
+
+
+def predicted(folder: Path) -> int:
+    """Images that went through the network so far."""
+    return sum(map(int, (folder / "out.log").read_text().split()))
+
+
+def test_table_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    write_scans(tmp_path, 3)
+    command = ["monai.bundle", "run", "compare_methods", "--config_file", "a b.yaml", "--compare_cases", "3"]
+    monkeypatch.setattr(sys, "argv", command)
+    compare(tmp_path)
+    out = capsys.readouterr().out
+    rows = rows_of(tmp_path / "out" / "methods.csv")
+    names = ["hierarchical_occlusion", "rise --num_masks 20 --grid_size 3"]
+    assert [row["method"] for row in rows][:2] == names
+    assert [row["method"] for row in rows][2:] == [
+        f"control: {name}" for name in ("intensity", "edges", "random", "darkness")
+    ]
+    assert [row["cases"] for row in rows] == ["3"] * 6
+    assert "The truth: " in out
+    assert not (tmp_path / "out" / "summary.csv").exists()
+    first = predicted(tmp_path)
+    kept = (tmp_path / "out" / "methods.csv").read_bytes()
+    compare(tmp_path)
+    assert predicted(tmp_path) < 1.35 * first
+    assert (tmp_path / "out" / "methods.csv").read_bytes() == kept
+
+
+def test_the_next_command(tmp_path: Path, monkeypatch: Any) -> None:
+    best = 'sliding_window --window_size "[8, 8]"'
+    command = "x run compare_methods --config_file a.yaml --compare_cases 3 --method rise --output_dir 'b c'"
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    words = "python -m monai.bundle run run --config_file a.yaml --output_dir 'b c' --method sliding_window"
+    assert next_command(best, "") == f"{words} --window_size '[8, 8]'"
+    monkeypatch.setattr(sys, "argv", shlex.split("x run compare_methods --saliency_compare_cases 4"))
+    words = "python -m monai.bundle run explain --saliency_method sliding_window --saliency_window_size '[8, 8]'"
+    assert next_command(best, "saliency_") == words
+    monkeypatch.setattr(sys, "argv", ["notebook"])
+    assert next_command("rise --num_masks 9", "") == "--method rise --num_masks 9"
+
+
+def test_the_overlay_compares(make: Callable[[str], Bundle], tmp_path: Path, capsys: Any) -> None:
+    """A segmentation under a sliding window, first of a cohort that is too small."""
+    bundle = make("spleen_ct_segmentation")
+    given = {"saliency_dir": str(tmp_path / "maps"), "saliency_compare_cases": 3, "saliency_compared_methods": METHODS}
+    files = [str(bundle.config), str(overlay_path("explain"))]
+    with pytest.raises(RuntimeError) as caught:
+        monai.bundle.run("compare_methods", config_file=files, **bundle.settings | given)
+    words = "methods are compared on at least 3 cases, the cohort has 2 to load"
+    assert words in str(root_cause(caught.value))
+    folder = next(iter(bundle.scans.values())).parent
+    for seed in (7, 8):
+        volume(folder / f"spleen_{seed}.nii.gz", (13, 12, 12), np.diag([2.0, 2.0, 2.0, 1.0]), seed)
+    monai.bundle.run("compare_methods", config_file=files, **bundle.settings | given)
+    rows = rows_of(tmp_path / "maps" / "methods.csv")
+    assert [row["problem"] for row in rows] == [""] * 6
+    assert "The truth: " in capsys.readouterr().out
+    assert not list((tmp_path / "maps").rglob("*.nii.gz"))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"methods": ["focussed_rise"]}, "did you mean `focused_rise`"),
+        ({"cases": 1}, "`compare_cases` must be a whole number of at least 3, got 1"),
+    ],
+)
+def test_misuse_is_a_sentence(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        MethodChoice(tmp_path, **given)
