@@ -168,18 +168,21 @@ class BatchExplainer:
         values: Mapping[str, Any] = batch if isinstance(batch, Mapping) else {self.image_key: batch}
         images = values[self.image_key]
         inputs = self.inferer.inputs.join(images, {key: values[key] for key in self.held_keys})
-        cases = []
-        for index in range(len(images)):
-            given: dict[str, Any] = {}
-            if "case" in values:
-                given["name"] = str(values["case"][index])
-            if self.label_key is not None:
-                given["labels"] = values[self.label_key][index]
-            cases.append(Case.of(images, index, **given))
+        cases = [self._case(values, images, index) for index in range(len(images))]
         explanations = self.inferer.explain(inputs, self.network, cases=cases)
         is_batch = isinstance(images, MetaTensor) and images.is_batch
+        scans = decollate_batch(images) if is_batch else images
         rows = []
-        for scan, explanation in zip(decollate_batch(images) if is_batch else images, explanations, strict=True):
+        for scan, explanation in zip(scans, explanations, strict=True):
             saliency = with_meta_of(scan, explanation.saliency)
             rows.append({"case": explanation.name, "saliency": saliency, "explained": explanation.explained})
         return rows
+
+    def _case(self, values: Mapping[str, Any], images: Any, index: int) -> Case:
+        """A case of a batch, as far as the batch names it."""
+        given: dict[str, Any] = {}
+        if "case" in values:
+            given["name"] = str(values["case"][index])
+        if self.label_key is not None:
+            given["labels"] = values[self.label_key][index]
+        return Case.of(images, index, **given)

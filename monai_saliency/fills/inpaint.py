@@ -241,6 +241,10 @@ def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def _chebyshev(count: int, dims: int) -> list[float]:
     """Weights of Jacobi sweeps that damp what varies from voxel to voxel most (eigenvalues 1 / dims to 2)."""
-    middle, half = (2 + 1 / dims) / 2, (2 - 1 / dims) / 2
-    angles = [math.pi * (2 * k - 1) / (2 * count) for k in range(1, count + 1)]
-    return [1 / (middle + half * math.cos(angle)) for angle in angles]
+    middle = (2 + 1 / dims) / 2
+    half = (2 - 1 / dims) / 2
+    weights = []
+    for k in range(1, count + 1):
+        angle = math.pi * (2 * k - 1) / (2 * count)
+        weights.append(1 / (middle + half * math.cos(angle)))
+    return weights

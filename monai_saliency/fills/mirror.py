@@ -79,11 +79,13 @@ def _most_symmetric(image: torch.Tensor, axis: int) -> int:
     """Twice the place of the plane about which an image ``(C, *spatial)`` is most symmetric."""
     size = image.shape[axis + 1]
     rows = image.movedim(axis + 1, -1).reshape(-1, size)
-    rows = rows[:: rows.numel() // _VOXELS | 1].double().nan_to_num(0, 0, 0)
+    step = rows.numel() // _VOXELS | 1
+    rows = rows[::step].double().nan_to_num(0, 0, 0)
 
     def asymmetry(total: int) -> tuple[float, int]:
         from_the_middle = abs(total - (size - 1))
-        return float((rows - _mirrored(rows, 1, total)).square().mean()), from_the_middle
+        difference = rows - _mirrored(rows, 1, total)
+        return float(difference.square().mean()), from_the_middle
 
     reach = int(2 * _NEAR_THE_MIDDLE * size)
     return min(range(size - 1 - reach, size + reach), key=asymmetry)

@@ -98,9 +98,12 @@ class BlurFill:
         dims = images.ndim - 2
         if len(sigmas) not in (1, dims):
             raise ValueError(f"`sigma` must be one number or one per spatial axis ({dims}), got {self.sigma}")
+        if len(sigmas) < dims:
+            sigmas = sigmas * dims
         with exact_arithmetic(images.device):
-            for sigma in sigmas if len(sigmas) == dims else sigmas * dims:  # the first axis becomes the last one
-                images = torch.tensordot(images, _blurring(images.shape[2], sigma).to(images), dims=([2], [1]))
+            for sigma in sigmas:  # the first axis becomes the last one
+                matrix = _blurring(images.shape[2], sigma).to(images)
+                images = torch.tensordot(images, matrix, dims=([2], [1]))
         return images
 
 
@@ -109,5 +112,8 @@ def _blurring(size: int, sigma: float) -> torch.Tensor:
     tail = int(4 * sigma + 0.5)
     offsets = torch.arange(-tail, tail + 1)
     kernel = torch.exp(-0.5 * (offsets.double() / sigma) ** 2)
-    read = (torch.arange(size)[:, None] + offsets).clamp(0, size - 1)
-    return torch.zeros(size, size, dtype=torch.float64).scatter_add_(1, read, (kernel / kernel.sum()).expand_as(read))
+    weights = kernel / kernel.sum()
+    places = torch.arange(size)[:, None]
+    read = (places + offsets).clamp(0, size - 1)  # (size, 2 * tail + 1)
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    return matrix.scatter_add_(1, read, weights.expand_as(read))

@@ -38,8 +38,8 @@ class IntegratedGradients(GradientMethod):
 
     def images(self, image: torch.Tensor, fill: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
         points, _ = np.polynomial.legendre.leggauss(self.steps)
-        shares = torch.from_numpy((1 + points) / 2)[list(indices)].to(image)
-        return torch.lerp(fill[None], image[None], shares.reshape(-1, *[1] * image.ndim))
+        shares = torch.from_numpy((1 + points) / 2)[list(indices)]
+        return torch.stack([torch.lerp(fill, image, share) for share in shares.to(image)])
 
     def weights(self) -> torch.Tensor:
         return torch.from_numpy(np.polynomial.legendre.leggauss(self.steps)[1] / 2)

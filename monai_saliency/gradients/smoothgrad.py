@@ -56,8 +56,12 @@ class SmoothGrad(GradientMethod):
     def images(self, image: torch.Tensor, fill: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
         sigma = self.noise_level * (image.max() - image.min())
         dtype = np.float64 if image.dtype == torch.float64 else np.float32
-        draws = [np.random.default_rng([self.seed, i]).standard_normal(image.shape, dtype) for i in indices]
-        return image + sigma * torch.from_numpy(np.stack(draws)).to(image)
+        draws = []
+        for i in indices:
+            generator = np.random.default_rng([self.seed, i])
+            draws.append(generator.standard_normal(image.shape, dtype))
+        noise = torch.from_numpy(np.stack(draws)).to(image)
+        return image + sigma * noise
 
     def map(self, mean: torch.Tensor, image: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
         if self.reading == "times_input":

@@ -262,14 +262,23 @@ def _misplaced(positions: np.ndarray, normal: np.ndarray) -> str:
     if same := int((steps <= 0.01 * max(typical, 0.01)).sum()):
         return f"{same} of its slices lie where another lies: split it, or remove the copies"
     wide = np.flatnonzero(steps > 1.5 * typical)
-    if len(wide):
-        gap = f"a gap of {steps[wide[0]]:.4g} mm after slice {wide[0] + 1} of {count}"
-        return f"{gap}, where slices lie {typical:.4g} mm apart: copy the missing slices, or resample the scan"
-    # The line of all slices: where the first lies, and the step to the next, (3,) each.
+    if not len(wide):
+        return _off_the_line(positions)
+    first = int(wide[0])
+    gap = f"a gap of {steps[first]:.4g} mm after slice {first + 1} of {count}"
+    return f"{gap}, where slices lie {typical:.4g} mm apart: copy the missing slices, or resample the scan"
+
+
+def _off_the_line(positions: np.ndarray) -> str:
+    """Which of the sorted positions ``(slices, 3)`` in mm is off the line of all, in words; nothing where none is."""
+    count = len(positions)
     numbers = np.arange(count)
+    # Where the first slice lies, and the step to the next, (3,) each.
     start, step = np.polynomial.polynomial.polyfit(numbers, positions, 1)
-    off = np.abs(positions - start - numbers[:, None] * step).max(axis=1)
-    worst, distance = int(off.argmax()), float(np.linalg.norm(step))
+    expected = start + numbers[:, None] * step
+    off = np.abs(positions - expected).max(axis=1)
+    worst = int(off.argmax())
+    distance = float(np.linalg.norm(step))
     if off[worst] <= _FAR * distance + _ROUNDED:
         return ""
     words = f"slice {worst + 1} of {count} lies {off[worst]:.3g} mm off the line"

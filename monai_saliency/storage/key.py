@@ -119,7 +119,9 @@ def _array(value: np.ndarray | np.generic) -> Any:
 
 def _tensor(value: torch.Tensor, apart: Callable[[Any], Any]) -> Any:
     try:
-        content = value.detach().as_subclass(torch.Tensor).cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        bare = value.detach().as_subclass(torch.Tensor)
+        flat = bare.cpu().contiguous().reshape(-1)
+        content = flat.view(torch.uint8).numpy()
     except (RuntimeError, TypeError) as error:
         raise Unfingerprintable(f"a tensor of layout {value.layout} and type {value.dtype}") from error
     meta = apart([value.meta, value.applied_operations]) if isinstance(value, MetaTensor) else ""
@@ -145,7 +147,8 @@ def _part(part: torch.nn.Module) -> list[Any]:
         raise Unfingerprintable(f"a hook on the forward of {type(part).__name__}")
     kind: Any = type(part)
     idle = _frame(kind) | _COMPILED | _WRITTEN.get(kind.__module__, set())
-    return [kind, tensors, {name: value for name, value in sorted(attributes.items()) if name not in idle}]
+    others = {name: attributes[name] for name in sorted(attributes) if name not in idle}
+    return [kind, tensors, others]
 
 
 @functools.cache

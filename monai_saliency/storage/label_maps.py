@@ -91,16 +91,23 @@ def _stretched(path: str, shape: Sequence[int], scan_shape: Sequence[int]) -> np
     """
     if path.endswith((".npy", ".npz")):  # NumPy counts rows first, a photograph's map columns
         raise AdviceError("it does not say whether its first axis counts rows or columns: save it as a PNG")
-    size, scan_size = (" x ".join(map(str, each if each[2] > 1 else each[:2])) for each in (shape, scan_shape))
+    size, scan_size = _size(shape), _size(scan_shape)
     scale = np.divide(scan_shape, shape)
-    rounding = 1 / min(*shape[:2], *scan_shape[:2])  # both have whole numbers of pixels
-    if scale[2] != 1 or abs(scale[0] / scale[1] - 1) > rounding:
+    smallest = min(*shape[:2], *scan_shape[:2])
+    other_aspect = abs(scale[0] / scale[1] - 1) > 1 / smallest  # both have whole numbers of pixels
+    if scale[2] != 1 or other_aspect:
         raise AdviceError(f"it has {size} pixels, its scan {scan_size}, another aspect: save it at the scan's size")
     if size != scan_size:
         warnings.warn(f"the label map {path} of {size} pixels is stretched to its scan's {scan_size}", stacklevel=2)
     affine = np.diag([*scale, 1.0])
     affine[:3, 3] = (scale - 1) / 2  # outer edges meet, not the centres of the outer pixels
     return affine
+
+
+def _size(shape: Sequence[int]) -> str:
+    """A shape ``(x, y, z)`` in words, without a third axis of one voxel."""
+    sizes = shape if shape[2] > 1 else shape[:2]
+    return " x ".join(map(str, sizes))
 
 
 def on_grid(values: np.ndarray, affine: np.ndarray, shape: Sequence[int], grid: np.ndarray) -> np.ndarray:

@@ -112,11 +112,15 @@ class StoredScores:
 
     def _is_mine(self, stored: np.ndarray | None) -> bool:
         """Whether stored scores are of the masks, the reference scores and the output of :meth:`resume`."""
-        own, scores_end = self._decides, _DIGEST + len(self._reference)
-        if stored is None or stored.shape != own.shape or (stored[:_DIGEST] != own[:_DIGEST]).any():
+        own = self._decides
+        if stored is None or stored.shape != own.shape:
             return False
-        same_scores = _close(stored[_DIGEST:scores_end], own[_DIGEST:scores_end], 1e-6)
-        return same_scores and _close(stored[scores_end:], own[scores_end:], 1e-5)
+        stop = _DIGEST + len(self._reference)
+        scores = slice(_DIGEST, stop)
+        same_masks = np.array_equal(stored[:_DIGEST], own[:_DIGEST])
+        same_scores = _close(stored[scores], own[scores], 1e-6)
+        same_output = _close(stored[stop:], own[stop:], 1e-5)
+        return same_masks and same_scores and same_output
 
     def check_unchanged(self) -> None:
         """Refuse to go on where another worker has found another reference, and so has removed this one's scores."""

@@ -374,8 +374,12 @@ def _is_detection(output: Any) -> bool:
 
 def _boxes(image: Mapping[Any, Any]) -> list[torch.Tensor]:
     """What may be boxes in a detector's output for one image: ``(N, 4 or 6)``, or ``(0,)`` for none."""
-    named = [part for key, part in image.items() if "box" in str(key).lower() and isinstance(part, torch.Tensor)]
-    return [part for part in named if part.shape[-1:] in ((4,), (6,), (0,))]
+    boxes = []
+    for key, part in image.items():
+        is_named = "box" in str(key).lower()
+        if is_named and isinstance(part, torch.Tensor) and part.shape[-1:] in ((4,), (6,), (0,)):
+            boxes.append(part)
+    return boxes
 
 
 def finds_nothing(output: Any) -> bool:

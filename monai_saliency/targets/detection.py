@@ -201,7 +201,9 @@ class _Reader:
         counts = [len(boxes) for boxes, _, _ in images]
         # Of an image without a box, types, devices and the number of classes may be others.
         with_boxes = [image for image in images if len(image[0])] or images[:1]
-        boxes, labels, scores = (torch.cat(parts) for parts in zip(*with_boxes, strict=True))
+        boxes = torch.cat([image[0] for image in with_boxes])
+        labels = torch.cat([image[1] for image in with_boxes])
+        scores = torch.cat([image[2] for image in with_boxes])
         _check_corners(boxes, "boxes that the network gives")
         if scores.ndim == 2 and scores.shape[1] > 1:
             return _Detections(counts, boxes, labels, scores.new_ones(len(scores)), scores)

@@ -106,7 +106,8 @@ def _on_grid(region: torch.Tensor, spatial: torch.Size) -> torch.Tensor:
 
 def components(region: torch.Tensor, limit: int) -> list[torch.Tensor]:
     """The connected components of a region, the largest first. Voxels that touch at a corner are connected."""
-    labels, _ = ndimage.label(region.numpy(force=True), structure=np.ones([3] * region.ndim))
+    touching = np.ones((3,) * region.ndim)
+    labels, _ = ndimage.label(region.numpy(force=True), structure=touching)
     sizes = np.bincount(labels.ravel())[1:]
     largest_first = np.argsort(-sizes, kind="stable") + 1
     labelled = torch.from_numpy(labels).to(region.device)

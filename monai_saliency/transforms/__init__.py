@@ -11,6 +11,7 @@ module          transforms
 ``save_dicom``  :class:`SaveDicomd`: write the maps of DICOM series as DICOM, with
                 :func:`save_parametric_map`, and for viewers without these
                 :func:`save_segmentation` and :func:`save_secondary_capture`
+``on_series``   a map on the grid of its DICOM series
 ``save_bids``   :class:`SaveBidsd`: write the maps of a BIDS dataset as a BIDS derivative
 ``regions``     :class:`SaveRegionsd`: tables of the regions that masks hide, and of the
                 maps' means in the regions of label maps

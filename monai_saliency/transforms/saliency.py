@@ -72,7 +72,10 @@ class Saliency(Transform, RandomizableTrait):
         """
         image = convert_to_tensor(img, track_meta=True)
         batch = image[None] if self.device is None else image[None].to(self.device)
-        others = {name: convert_to_tensor(value, device=batch.device)[None] for name, value in (held or {}).items()}
+        others = {}
+        for name, value in (held or {}).items():
+            other = convert_to_tensor(value, device=batch.device)
+            others[name] = other[None]
         case = Case.of(image[None], name=case_name(image), file=image_file(image), labels=labels)
         inputs = self.inferer.inputs.join(batch, others)
         (explanation,) = self.inferer.explain(inputs, self.network, cases=[case])

@@ -59,12 +59,15 @@ class _Grid:
 
     def holds(self, saliency: torch.Tensor) -> bool:
         """Whether a map ``(K, *spatial)`` lies on this grid, to a thousandth of a voxel or the rounding of files."""
-        shape, affine = tuple(saliency.shape[1:]), _affine(saliency)
+        shape = tuple(saliency.shape[1:])
+        if shape != self.shape[: len(shape)]:
+            return False
+        affine = _affine(saliency)
         # A slice of its own, where MONAI keeps the affine of two axes.
         own = to_affine_nd(len(affine) - 1, self.affine)
-        voxel = nib.affines.voxel_sizes(self.affine).min()
-        near = max(1e-3 * min(voxel, 1), 1e-6 * np.abs(self.affine).max())
-        return shape == self.shape[: len(shape)] and np.allclose(affine, own, rtol=0, atol=near)
+        voxel = min(nib.affines.voxel_sizes(self.affine).min(), 1)
+        rounding = 1e-6 * np.abs(self.affine).max()
+        return np.allclose(affine, own, rtol=0, atol=max(1e-3 * voxel, rounding))
 
 
 @dataclass(frozen=True)

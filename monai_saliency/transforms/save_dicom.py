@@ -9,13 +9,11 @@ import logging
 import os
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 from monai.config import KeysCollection
 from monai.data import MetaTensor
@@ -23,9 +21,11 @@ from monai.transforms import MapTransform
 
 from monai_saliency.cases import case_name
 from monai_saliency.errors import AdviceError, CaseError
-from monai_saliency.storage.dicom import holds_series, series_files, sorted_series, volume_of
+from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.storage.dicom import holds_series, series_files
 from monai_saliency.storage.files import atomic_path, case_file
 from monai_saliency.targets.base import label_name
+from monai_saliency.transforms.on_series import OnSeries
 from monai_saliency.transforms.save import GRID_KEY, error_key
 from monai_saliency.utils.arguments import a_path, flag, positive_numbers, probability, require
 from monai_saliency.version import __version__
@@ -44,7 +44,6 @@ _INSTANCE = {
     "software_versions": __version__,
     "device_serial_number": "0",
 }
-_TOWARDS = (("L", "R"), ("P", "A"), ("F", "H"))  # where the axes of nibabel lead, down and up
 
 
 class SaveDicomd(MapTransform):
@@ -126,11 +125,7 @@ class SaveDicomd(MapTransform):
         saliency = data[key].detach().cpu()
         maps = saliency.numpy()
         files = series_files(case_name(saliency))
-        labels = ["saliency"] * len(maps)
-        if explanation is not None and len(explanation.explained) == len(maps):
-            labels = [f"saliency for {label_name(label)}" for label, *_ in explanation.explained]
-        # 64 characters that every archive knows, without the backslash that parts values.
-        labels = [label.encode("ascii", "replace").decode().replace("\\", "/")[:64] for label in labels]
+        labels = _labels(explanation, len(maps))
         legends = legends_of(explanation, maps, self.scale)
         for place, legend in enumerate(legends):
             part = slice(place, place + 1)
@@ -163,6 +158,18 @@ class SaveDicomd(MapTransform):
                     shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 
+def _labels(explanation: Explanation | None, count: int) -> list[str]:
+    """What each map shows, in 64 characters that every archive knows, without the backslash that parts values."""
+    if explanation is None or len(explanation.explained) != count:
+        return ["saliency"] * count
+    labels = []
+    for explained, *_ in explanation.explained:
+        words = f"saliency for {label_name(explained)}"
+        known = words.encode("ascii", "replace").decode()
+        labels.append(known.replace("\\", "/")[:64])
+    return labels
+
+
 def save_parametric_map(
     path: str | Path, saliency: MetaTensor, files: Sequence[str | Path], label: str = "saliency map"
 ) -> None:
@@ -185,7 +192,7 @@ def save_parametric_map(
         OptionalImportError: when highdicom is not installed. It gives the pip command.
     """
     hd, codes = require("highdicom", "dicom"), require("pydicom.sr.coding", "dicom")
-    on_series = _OnSeries.of(saliency, files)
+    on_series = OnSeries.of(saliency, files)
     slices, frames = on_series.slices, on_series.frames
     low, high = float(frames.min()), float(frames.max())
     mapping = hd.pm.RealWorldValueMapping(
@@ -240,7 +247,7 @@ def save_segmentation(
     legend: Legend | None = None,
     standard_error: np.ndarray | None = None,
 ) -> bool:
-    """Write the region of a map's largest values as a DICOM Segmentation with one segment, whole or not at all.
+    """Write the region of a map's largest values as a DICOM Segmentation of one segment, whole or not at all.
 
     The region is where the map reaches ``share`` of its largest value, and has a colour in the pictures
     (:func:`~monai_saliency.visualize.plot_saliency`). So a map that chance can make has no region, nor has one without
@@ -266,7 +273,7 @@ def save_segmentation(
     """
     _check_share("share", share)
     hd = require("highdicom", "dicom")
-    on_series = _OnSeries.of(saliency, files)
+    on_series = OnSeries.of(saliency, files)
     threshold = share * float(on_series.frames.max())
     _, coloured = on_series.coloured(legend, standard_error)
     region = coloured & (on_series.frames >= threshold) & (threshold > 0)
@@ -340,7 +347,7 @@ def save_secondary_capture(
         OptionalImportError: when highdicom is not installed. It gives the pip command.
     """
     hd = require("highdicom", "dicom")
-    on_series = _OnSeries.of(saliency, files)
+    on_series = OnSeries.of(saliency, files)
     legend, coloured = on_series.coloured(legend, standard_error)
     low, high = gray_window(on_series.scan)
     series = on_series.uid("captures", label, repr(legend))
@@ -396,53 +403,3 @@ def _fix_dates(made: Any, source: Any) -> None:
         setattr(made, f"{word}Time", time)
     for equipment in made.get("ContributingEquipmentSequence", ()):
         equipment.ContributionDateTime = f"{date}{time}"
-
-
-@dataclass(frozen=True)
-class _OnSeries:
-    """A map on the grid of the series that was explained: pydicom's slices, and arrays ``(slices, rows, columns)``."""
-
-    slices: Sequence[Any]
-    scan: np.ndarray
-    frames: np.ndarray
-    turn: np.ndarray
-    towards: tuple[str, str]
-
-    @staticmethod
-    def of(saliency: MetaTensor, files: Sequence[str | Path]) -> _OnSeries:
-        """The map ``(1, columns, rows, slices)`` on the series of these files."""
-        slices = sorted_series(files)
-        volume = volume_of(slices)
-        grid, affine = volume.affine.numpy(), saliency.affine.cpu().numpy()
-        values = saliency.detach().cpu().numpy()
-        if values.dtype != np.float64:
-            values = values.astype(np.float32)
-        turn = nib.io_orientation(np.linalg.inv(grid) @ affine)  # another reader may have turned axes
-        turned_affine = affine @ nib.orientations.inv_ornt_aff(turn, values.shape[1:])
-        turned = nib.apply_orientation(values[0], turn)
-        if turned.shape != tuple(volume.shape):
-            raise AdviceError(f"the map must have the series' shape {(1, *volume.shape)}, got {(1, *turned.shape)}")
-        if not np.allclose(turned_affine, grid, rtol=0, atol=1e-3):
-            raise AdviceError("the map does not lie on the series' grid to 1e-3 mm: invert it first")
-        if not np.isfinite(turned).all():
-            raise AdviceError("the map has NaN or infinite values, which a Parametric Map cannot show")
-        scan = np.ascontiguousarray(volume.numpy().transpose(2, 1, 0))
-        frames = np.ascontiguousarray(turned.transpose(2, 1, 0))
-        return _OnSeries(slices, scan, frames, turn, nib.aff2axcodes(grid, _TOWARDS)[:2])
-
-    def coloured(self, legend: Legend | None, standard_error: np.ndarray | None) -> tuple[Legend, np.ndarray]:
-        """What the map's colours mean, and which voxels of its frames are coloured; ``standard_error`` is on its own
-        grid ``(1, *spatial)``.
-        """
-        legend = legend or legends_of(None, [self.frames])[0]
-        error = None
-        if standard_error is not None:
-            error = nib.apply_orientation(np.asarray(standard_error)[0], self.turn).transpose(2, 1, 0)
-        return legend, legend.coloured(self.frames, error)
-
-    def uid(self, *made_of: str) -> str:
-        """A UID that is the same for the same map, series and words."""
-        pydicom = require("pydicom", "dicom")
-        slices = [str(source.SOPInstanceUID) for source in self.slices]
-        made_of = (*made_of, __version__, sha256(self.frames.tobytes()).hexdigest(), *slices)
-        return str(pydicom.uid.generate_uid(entropy_srcs=list(made_of)))

@@ -35,16 +35,18 @@ class PatchGrid:
     def __init__(self, inferer: SlidingWindowInferer, spatial_shape: Sequence[int]) -> None:
         self.shape = tuple(spatial_shape)
         self.roi_size = _roi_size(inferer, self.shape)
-        shape, roi_size = np.array(self.shape), np.array(self.roi_size)
+        shape = np.array(self.shape)
+        roi_size = np.array(self.roi_size)
         padded = np.maximum(shape, roi_size)
         before = (padded - shape) // 2
         after = padded - shape - before
-        self.pad: list[int] = np.stack([before, after], axis=1)[::-1].flatten().tolist()
+        by_axis = np.stack([before, after], axis=1)
+        self.pad: list[int] = by_axis[::-1].flatten().tolist()
         self.inside = _box(before, before + shape)
         self.crop = _box(before, before + np.minimum(shape, roi_size))
         self.step, self.cuts = _cuts(inferer, padded.tolist(), self.roi_size)
-        cuts = np.array([[(side.start, side.stop) for side in cut] for cut in self.cuts])
-        self.ends = np.clip(cuts - before[:, None], 0, shape[:, None])
+        ends = np.array([_ends(cut) for cut in self.cuts])
+        self.ends = np.clip(ends - before[:, None], 0, shape[:, None])
         self.boxes = [_box(*ends.T) for ends in self.ends]
 
     @property
@@ -91,6 +93,11 @@ def _box(starts: np.ndarray, stops: np.ndarray) -> Box:
     return tuple(slice(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True))
 
 
+def _ends(box: Box) -> list[tuple[int, int]]:
+    """Where a box starts and stops along each axis."""
+    return [(side.start, side.stop) for side in box]
+
+
 def _roi_size(inferer: SlidingWindowInferer, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The size of a patch in voxels."""
     roi_size = inferer.roi_size
@@ -107,12 +114,22 @@ def _cuts(
 ) -> tuple[tuple[int, ...], list[Box]]:
     """The steps from patch to patch along each axis, at the most, and the patches of a padded shape."""
     if hasattr(inferer, "starts"):
-        starts: list[list[int]] = inferer.starts(padded)
-        steps = tuple(int(max(np.diff(along), default=size)) for along, size in zip(starts, roi_size, strict=True))
-        corners = [np.array(corner) for corner in product(*starts)]
-        return steps, [_box(corner, corner + roi_size) for corner in corners]
+        return _cuts_from(inferer.starts(padded), roi_size)
     overlap = ensure_tuple_rep(inferer.overlap, len(padded))
     if not all(0 <= share < 1 for share in overlap):
         raise ValueError(f"`overlap` must be in [0, 1), got {overlap}")
     steps = scan_interval(padded, roi_size, len(padded), overlap)
     return steps, list(dense_patch_slices(padded, roi_size, steps))
+
+
+def _cuts_from(starts: Sequence[Sequence[int]], roi_size: Sequence[int]) -> tuple[tuple[int, ...], list[Box]]:
+    """As :func:`_cuts`, for patches that begin at given places along each axis."""
+    steps = []
+    for along, size in zip(starts, roi_size, strict=True):
+        longest = max(np.diff(along), default=size)
+        steps.append(int(longest))
+    cuts = []
+    for corner in product(*starts):
+        lower = np.array(corner)
+        cuts.append(_box(lower, lower + roi_size))
+    return tuple(steps), cuts

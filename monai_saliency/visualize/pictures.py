@@ -59,6 +59,7 @@ class _Row:
     legend: Legend
     verdict: str
     is_coloured: bool
+    has_error: bool
     planes: Sequence[_Plane]
 
 
@@ -112,14 +113,10 @@ def plot_saliency(
     """
     # A bare Figure needs no pyplot, whose state is shared between threads and needs closing.
     figure_type = require("matplotlib.figure", extra="bundle").Figure
-    legends = legends or legends_of(None, maps, scale)
-    errors = [None] * len(maps) if standard_error is None else standard_error
     rows = []
-    for legend, saliency, error in zip(legends, maps, errors, strict=True):
-        coloured = legend.coloured(saliency, error)
-        verdict = legend.verdict(saliency, error)
-        planes = _planes(scan, saliency, coloured, label, affine)
-        rows.append(_Row(saliency, legend, verdict, bool(coloured.any()), planes))
+    for place, legend in enumerate(legends or legends_of(None, maps, scale)):
+        error = None if standard_error is None else standard_error[place]
+        rows.append(_row(legend, maps[place], error, scan, label, affine))
     columns = len(rows[0].planes)
     width, height = 3.2 * columns + 1.2, 3.4 * len(rows) + 0.5
     figure = figure_type(figsize=(width, height), layout="constrained", facecolor="white", dpi=_DPI)
@@ -129,16 +126,36 @@ def plot_saliency(
     widths = [plane.extent[1] for plane in rows[0].planes]
     axes = figure.subplots(len(rows), columns, squeeze=False, width_ratios=widths)
     window = gray_window(scan)
-    has_error = standard_error is not None
     has_label = label is not None and bool(np.any(label))
     for place, row in enumerate(rows):
         for ax, plane in zip(axes[place], row.planes, strict=True):
             drawn = _draw(ax, plane, window, row)
-        bar = _bar(figure, drawn, axes[place].tolist(), row, row.legend.floor(has_error))
+        bar = _bar(figure, drawn, axes[place].tolist(), row)
         words = labels[place] if labels else row.legend.words
-        lines = [words, *row.legend.small_print(has_error, has_label)]
+        lines = [words, *row.legend.small_print(row.has_error, has_label)]
         bar.set_label(_wrapped(lines, 54), fontsize=8, parse_math=False)
     return figure
+
+
+def _row(
+    legend: Legend,
+    saliency: np.ndarray,
+    error: np.ndarray | None,
+    scan: np.ndarray,
+    label: np.ndarray | None,
+    affine: np.ndarray,
+) -> _Row:
+    """A map ``(*spatial)`` with what is drawn of it."""
+    coloured = legend.coloured(saliency, error)
+    planes = _planes(scan, saliency, coloured, label, affine)
+    return _Row(
+        saliency,
+        legend,
+        verdict=legend.verdict(saliency, error),
+        is_coloured=bool(coloured.any()),
+        has_error=error is not None,
+        planes=planes,
+    )
 
 
 def save_picture(figure: Figure, path: str | Path | IO[bytes], picture_format: str = "png") -> None:
@@ -213,26 +230,31 @@ def _outline(ax: Any, plane: _Plane) -> None:
         lines.set(path_effects=[halo])
 
 
-def _bar(figure: Figure, drawn: Any, axes: list[Any], row: _Row, floor: float) -> Any:
+def _bar(figure: Figure, drawn: Any, axes: list[Any], row: _Row) -> Any:
     """The colour bar of a row, gray below the floor. It ends in a point where the map goes beyond the scale."""
     legend = row.legend
-    largest = legend.scale * (1 + 1e-6)
-    values = row.saliency[np.isfinite(row.saliency)]
-    is_below, is_above = bool(values.min(initial=0) < -largest), bool(values.max(initial=0) > largest)
-    ends = {(False, False): "neither", (False, True): "max", (True, False): "min", (True, True): "both"}
-    extend = ends[is_below, is_above]
-    bar: Any = figure.colorbar(drawn, ax=axes, shrink=0.8, extend=extend)
+    bar: Any = figure.colorbar(drawn, ax=axes, shrink=0.8, extend=_extend(row))
     # Without this the bar would be as transparent as the map.
     bar.solids.set_alpha(1)
     ticks = legend.scale * np.array([-1, -0.5, -0.1, 0, 0.1, 0.5, 1])
     bar.set_ticks(ticks if legend.signed else ticks[3:])
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     bar.minorticks_off()
-    gray = min(floor, legend.scale)
+    gray = min(legend.floor(row.has_error), legend.scale)
     bar.ax.axhspan(-gray, gray, color="lightgray")
     if not legend.signed:
         bar.ax.set_ylim(0, legend.scale)
     return bar
+
+
+def _extend(row: _Row) -> str:
+    """At which ends a row's map goes beyond its scale, as matplotlib calls it."""
+    largest = row.legend.scale * (1 + 1e-6)
+    values = row.saliency[np.isfinite(row.saliency)]
+    is_above = values.max(initial=0) > largest
+    if values.min(initial=0) < -largest:
+        return "both" if is_above else "min"
+    return "max" if is_above else "neither"
 
 
 def _planes(
@@ -269,9 +291,16 @@ def _three_planes(layers: Mapping[str, np.ndarray], focus: tuple[int, ...], affi
     place = np.rint(voxel).astype(int).tolist()
     planes = []
     for name, axis, across, up in _PLANES:
-        parts = {layer: volume.take(place[axis], axis) for layer, volume in volumes.items()}
-        sizes = edges[across], edges[up]
-        crossing = place[across], place[up]
-        title = f"{name}, {'xyz'[axis]} = {round(mm[axis])} mm"
-        planes.append(_Plane(parts, sizes, crossing, title, _AXES[across], _AXES[up]))
+        number = place[axis]
+        parts = {layer: volume.take(number, axis) for layer, volume in volumes.items()}
+        planes.append(
+            _Plane(
+                parts,
+                edges=(edges[across], edges[up]),
+                peak=(place[across], place[up]),
+                name=f"{name}, {'xyz'[axis]} = {round(mm[axis])} mm",
+                across=_AXES[across],
+                up=_AXES[up],
+            )
+        )
     return planes

@@ -55,18 +55,20 @@ class ConfidenceScoring(Estimator):
             raise ValueError(f"{name} makes maps of 2D images, got {masks.spatial_shape}")
 
     def compute(self, observed: Observed) -> torch.Tensor:
-        masks, expected = observed.masks, (observed.scores.shape[1], *observed.masks.spatial_shape)
+        masks = observed.masks
         self.check(masks)
         kept = torch.empty(len(observed.ids), *masks.spatial_shape, dtype=masks.dtype)
         for chunk, rendered in masks.stream(observed.ids):
             kept[chunk] = rendered[:, 0].cpu()
-        reference = observed.reference_scores.double().cpu().numpy()
-        scores = observed.scores.double().cpu().numpy()
-        maps = np.asarray(self.generator(reference, scores, kept.numpy()))
+        reference = observed.reference_scores.double().cpu()
+        scores = observed.scores.double().cpu()
+        maps = np.asarray(self.generator(reference.numpy(), scores.numpy(), kept.numpy()))
+        expected = (scores.shape[1], *masks.spatial_shape)
         if maps.shape == masks.spatial_shape:  # one map of all scores
             maps = np.broadcast_to(maps, expected)
         self._check_maps(maps, expected)
-        return torch.from_numpy(maps.astype(np.float64)).to(masks.device, masks.dtype)
+        made = torch.from_numpy(maps.astype(np.float64))
+        return made.to(masks.device, masks.dtype)
 
     def _check_maps(self, maps: np.ndarray, expected: tuple[int, ...]) -> None:
         """Refuse maps of another shape, or with values that are not finite."""
