@@ -153,9 +153,13 @@ def _bids_scans(root: Path, suffix: str | None) -> list[Path]:
     by_suffix: dict[str, list[Path]] = {}
     for path in [*root.glob("sub-*/*/sub-*"), *root.glob("sub-*/ses-*/*/sub-*")]:
         if format_of(path) is NIFTI and (suffix or path.parent.name == "anat"):
-            by_suffix.setdefault(scan_stem(path).rpartition("_")[2], []).append(path)
-    if suffix in by_suffix or (suffix is None and len(by_suffix) < 2):
-        return [path for name, paths in by_suffix.items() if suffix in (None, name) for path in paths]
+            _, _, name = scan_stem(path).rpartition("_")
+            by_suffix.setdefault(name, []).append(path)
+    if suffix is None and len(by_suffix) < 2:
+        suffix = next(iter(by_suffix), "")
+        return by_suffix.get(suffix, [])
+    if suffix in by_suffix:
+        return by_suffix[suffix]
     got = "" if suffix is None else f", got {suffix!r}"
     raise ValueError(
         f"the BIDS dataset {root} has scans of the suffixes {', '.join(sorted(by_suffix))}: choose what the "

@@ -107,12 +107,14 @@ class GradCAM(GradientMethod):
         return layer.on_grid(derivative)
 
     def read(self, derivative: torch.Tensor, watched: Any, images: torch.Tensor) -> torch.Tensor:
-        activation = watched.layer.on_grid(watched.layer.value).to(images.dtype)
-        weights = derivative.to(images.dtype).mean(dim=tuple(range(2, derivative.ndim)), keepdim=True)
+        layer, spatial = watched.layer, tuple(range(2, derivative.ndim))
+        activation = layer.on_grid(layer.value).to(images.dtype)
+        weights = derivative.to(images.dtype).mean(dim=spatial, keepdim=True)
         cam = (weights * activation).sum(dim=1, keepdim=True).relu()
-        cam = F.interpolate(cam, images.shape[2:], mode=_LINEAR[images.ndim - 2], align_corners=False)
+        cam = F.interpolate(cam, images.shape[2:], mode=_LINEAR[len(spatial)], align_corners=False)
         # One map for all channels: the first channel holds it.
-        return torch.cat([cam, cam.new_zeros(len(cam), images.shape[1] - 1, *images.shape[2:])], dim=1)
+        others = torch.zeros_like(images[:, 1:])
+        return torch.cat([cam, others], dim=1)
 
     def map(self, mean: torch.Tensor, image: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
         return mean[0]

@@ -137,10 +137,8 @@ class SaveBidsd(MapTransform):
 
     def _facts(self, data: Mapping[Hashable, Any], key: Hashable) -> list[dict[str, Any]]:
         """How each map of a key was made, and of what; of maps next to the saliency map only what these share."""
-        path, explanation, maps = self.output_dir / "summary.settings.json", data.get("explanation"), data[key]
-        settings = json.loads(path.read_text()).get(data.get("settings"), {}) if path.exists() else {}
-        seeds = [int(value) for name, value in settings.items() if name.endswith(".seed") and value.isdigit()]
-        words = [_WORDS[name] for name in _WORDS if str(key).endswith(name)]
+        explanation, maps = data.get("explanation"), data[key]
+        settings = self._settings(data.get("settings"))
         rows: list[dict[str, Any]] = [{}] * len(maps)
         if explanation is not None:
             rows = summarize(str(data["case"]), explanation, maps.numpy(force=True), affine_in_mm(maps))
@@ -148,17 +146,40 @@ class SaveBidsd(MapTransform):
         for row in rows:
             columns = row.keys() - _NOT_OF_THE_MAP if key == self.keys[0] else row.keys() & _EVERY_MAP
             known = {
-                "Description": words[0] if words else str(key),
+                "Description": _description(str(key)),
                 "SkullStripped": False,
                 "Units": row.get("unit", "arbitrary"),
                 "Method": data.get("method") or settings.get("masks", "unknown"),
-                "Seed": seeds[0] if seeds else "none",
+                "Seed": _seed(settings),
             }
             for column, value in row.items():
                 if column in columns and value != "" and value == value:  # neither empty nor nan
                     known[_camel(f"_{column}")] = value
             facts.append(known | {"Settings": settings})
         return facts
+
+    def _settings(self, mark: str | None) -> dict[str, str]:
+        """The settings of a mark in ``summary.settings.json``."""
+        path = self.output_dir / "summary.settings.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        settings: dict[str, str] = known.get(mark, {})
+        return settings
+
+
+def _description(key: str) -> str:
+    """What the maps of a key are."""
+    for name, words in _WORDS.items():
+        if key.endswith(name):
+            return words
+    return key
+
+
+def _seed(settings: Mapping[str, str]) -> int | str:
+    """The first seed among some settings."""
+    for name, value in settings.items():
+        if name.endswith(".seed") and value.isdigit():
+            return int(value)
+    return "none"
 
 
 def _dataset_of(scan: Path) -> Path | None:

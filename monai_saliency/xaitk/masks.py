@@ -76,12 +76,14 @@ class PerturbImageMasks(Masks):
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundMasks:
-        array, name = np.asarray(self.perturber(image_of(image))), type(self.perturber).__name__
-        shape = tuple(image.shape[1:])
-        if array.ndim != 3 or array.shape[1:] != shape or not len(array) or array.dtype.kind not in "buif":
+        array = np.asarray(self.perturber(image_of(image)))
+        name, shape = type(self.perturber).__name__, tuple(image.shape[1:])
+        is_stack = array.ndim == 3 and array.shape[1:] == shape and len(array) > 0
+        if not is_stack or array.dtype.kind not in "buif":
+            sizes = ", ".join(map(str, shape))
             raise ValueError(
-                f"{name} must make masks (masks, {', '.join(map(str, shape))}), at least one and the same for all "
-                f"channels, got {array.dtype} {array.shape}"
+                f"{name} must make masks (masks, {sizes}), at least one and the same for all channels, got "
+                f"{array.dtype} {array.shape}"
             )
         lowest, highest = array.min(), array.max()
         if not 0 <= lowest <= highest <= 1:  # NaN is not

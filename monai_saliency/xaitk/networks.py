@@ -49,13 +49,18 @@ class _BlackBox(Unconfigured):
         batch: list[torch.Tensor] = []
         for image in chain(images, [None]):
             tensor = None if image is None else tensor_of(image, self.dtype, self.device)
-            if batch and (tensor is None or tensor.shape != batch[0].shape or len(batch) == self.batch_size):
+            is_full = len(batch) == self.batch_size
+            if batch and (tensor is None or is_full or tensor.shape != batch[0].shape):
                 stacked, batch = torch.stack(batch), []
-                with evaluating(self.network):
-                    output = self.network(stacked if self.transform is None else self.transform(stacked))
-                yield stacked, read(output, self.output)
+                yield stacked, self._output(stacked)
             if tensor is not None:
                 batch.append(tensor)
+
+    def _output(self, batch: torch.Tensor) -> Any:
+        """The part of the network's output of a batch that is read."""
+        inputs = batch if self.transform is None else self.transform(batch)
+        with evaluating(self.network):
+            return read(self.network(inputs), self.output)
 
 
 class Classifier(_BlackBox, ClassifyImage):
