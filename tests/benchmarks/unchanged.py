@@ -69,7 +69,7 @@ def maps() -> dict[str, Callable[[], Any]]:
     from monai_saliency.cases import Case
 
     two, three = (classifier(2), image(1, 32, 32)), (classifier(3), image(1, 24, 20, 22))
-    score: dict[str, Any] = {"target": ms.ClassScore([0, 2], "softmax"), "mask_batch_size": 8}
+    score: dict[str, Any] = {"target": ms.ClassScore([0, 2], "softmax", "probability"), "mask_batch_size": 8}
     torch.manual_seed(0)
     segments = UNet(3, 1, 2, channels=(4, 8, 16), strides=(2, 2), norm="instance").double().eval()
     inner = SlidingWindowInferer((16, 16, 16), sw_batch_size=4, overlap=0.5, mode="gaussian")
@@ -96,14 +96,14 @@ def maps() -> dict[str, Callable[[], Any]]:
         "focused_rise 3D": lambda: plain(ms.focused_rise(**score), three),
         "focused_rise until": lambda: plain(ms.focused_rise(60, until=0.8, budget=300, **score), two),
         "focused_rise, one place": lambda: plain(
-            ms.focused_rise(target=ms.ClassScore([0], "sigmoid")), (Bright(), image(1, 32, 32))
+            ms.focused_rise(target=ms.ClassScore([0], "sigmoid", "probability")), (Bright(), image(1, 32, 32))
         ),
         "random_grid": lambda: plain(ms.random_grid(60, 6, **score), three),
         "sliding_window 2D": lambda: plain(ms.sliding_window(6, 4, **score), two),
         "sliding_window 3D": lambda: plain(ms.sliding_window((8, 6, 7), (5, 6, 4), **score), three),
         "multi_scale_window": lambda: plain(ms.multi_scale_window((4, 8), **score), two),
         "hierarchical_occlusion": lambda: plain(
-            ms.hierarchical_occlusion(**(score | {"target": ms.ClassScore([2], "softmax")})), three
+            ms.hierarchical_occlusion(**(score | {"target": ms.ClassScore([2], "softmax", "probability")})), three
         ),
         "region_occlusion": lambda: plain(ms.region_occlusion(**score), three, labels=True),
         "channel_occlusion": lambda: plain(ms.channel_occlusion(**score), colours),
@@ -112,7 +112,7 @@ def maps() -> dict[str, Callable[[], Any]]:
         "hsic": lambda: plain(ms.hsic(100, 5, **score), two),
         "sobol": lambda: plain(ms.sobol(8, 4, **score), two),
         "minimal_region": lambda: plain(
-            ms.minimal_region(target=ms.ClassScore([0], "sigmoid")), (Bright(), image(1, 32, 32))
+            ms.minimal_region(target=ms.ClassScore([0], "sigmoid", "probability")), (Bright(), image(1, 32, 32))
         ),
         "mc_rise": lambda: plain(ms.mc_rise(100, 5, **score), two),
         "sliding_radial": lambda: plain(ms.sliding_radial(4, **score), two),
