@@ -36,6 +36,7 @@ class CaseState:
         images: its perturbed images.
         search: its masks, and their scores.
         kept: its scores on disk.
+        unbound_target: the target as given; bound already where it is frozen.
         target: the target, bound to the unperturbed output, once row 0 is read.
         hidden_scores: ``(K,)``, with everything hidden; None until that is known.
         values: some of the network's output of the unperturbed image, until it has been compared.
@@ -56,7 +57,7 @@ class CaseState:
         kept: KeptScores,
     ) -> None:
         self.case, self.images, self.search, self.kept = case, images, images.search, kept
-        self._target, self.estimator = target, estimator
+        self.unbound_target, self.estimator = target, estimator
         self.hidden_scores: torch.Tensor | None = None
         self.values: Sequence[torch.Tensor] = ()
         self.rounding = 0.0
@@ -92,9 +93,9 @@ class CaseState:
 
     def bound_to(self, reference: Any) -> BoundTarget:
         """The target, bound to an output ``(1, ...)``; a frozen one is bound already."""
-        if isinstance(self._target, BoundTarget):
-            return self._target
-        return bound_target(self._target, reference, self.case)
+        if isinstance(self.unbound_target, BoundTarget):
+            return self.unbound_target
+        return bound_target(self.unbound_target, reference, self.case)
 
     def bind(self, reference: Any) -> None:
         """Bind the target to the network's output of the unperturbed image, and take the scores that are stored."""

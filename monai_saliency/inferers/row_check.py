@@ -1,4 +1,4 @@
-"""Whether a row of a batch scores what its image scores alone, and what was predicted (law 10): looked at once a case.
+"""Whether a row of a batch scores what its image scores alone, and what was predicted (law 10).
 
 A softmax over the wrong axis, statistics of the batch or a prompt that takes the batch axis make no error, and a map of
 such scores is wrong. ``num_forwards`` does not count what is run here.

@@ -1,4 +1,8 @@
-"""Watches the batches of whole images: once a case, some of its rows are run alone, and compared (law 10)."""
+"""Watches the batches of whole images: of a network's first cases, some rows are run alone, and compared (law 10).
+
+A forward of one image takes a GPU as long as a forward of sixteen. So later cases of the same network, shape, batch
+size and target are compared with what was predicted alone, if that is known, and run one image: with everything hidden.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import torch
 
 from monai_saliency.inferers.batches import Rows
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.forward import Forward, known_of
 from monai_saliency.inferers.perturbation import HIDDEN
 from monai_saliency.inferers.row_check import RowCheck, Seen, run_alone
 from monai_saliency.networks.outputs import rows
@@ -19,8 +23,8 @@ __all__ = ["RowWatch"]
 
 
 class RowWatch:
-    """Runs rows alone: of each case the unperturbed image, the perturbed one that changed most, the image with
-    everything hidden, and at the end of a round the unperturbed image again.
+    """Runs rows alone: of each case the image with everything hidden; and of the cases in the first call for a network
+    the unperturbed image, the perturbed one that changed most, and at the end of a round the unperturbed image again.
 
     Args:
         forward: calls the network.
@@ -38,6 +42,10 @@ class RowWatch:
     ) -> None:
         self.forward, self.states, self.batch, self.run = forward, states, batch, run
         self.check = RowCheck(forward, states, f"in a batch of {len(batch)}" if len(batch) > 1 else "")
+        target = repr(states[0].unbound_target)  # a function's own may mix rows
+        ways = type(forward.inferer), repr(forward.output), forward.autocast_dtype(batch)
+        self._kind = "rows", tuple(batch.shape), batch.dtype, str(batch.device), target, ways
+        self._is_first = self._kind not in known_of(forward.network)
         self._last: int | None = None  # the last case that had a batch after its first one
         self._alone: list[tuple[int, torch.Tensor | int, Seen]] = []  # rows of cases that ran alone, to be compared
         self._begun: list[int] = []  # their cases
@@ -55,7 +63,7 @@ class RowWatch:
         for index, start, stop in batch:
             if start == 0:
                 self._run_alone_of(index, offset, stop)
-            else:
+            elif self._is_first:
                 self._last = index
             offset += stop - start
 
@@ -67,6 +75,7 @@ class RowWatch:
         if index is not None and now is not None:
             self.check.look_again(index, now)
             self._last = None
+        known_of(self.forward.network)[self._kind] = True
 
     def _run_alone_of(self, index: int, offset: int, stop: int) -> None:
         """Run two rows of a case alone, of which those below ``stop`` lie at ``offset`` of the batch: the unperturbed
@@ -74,9 +83,10 @@ class RowWatch:
         """
         self._begun.append(index)
         state, check = self.states[index], self.check
-        if not check.is_predicted(index) and (check.words or state.one_by_one):
+        is_predicted = check.is_predicted(index)
+        if self._is_first and not is_predicted and (check.words or state.one_by_one):
             self._alone.append((index, 0, self._run_alone(index, state.images.unperturbed())))
-        if check.words and stop > 1:
+        if self._is_first and check.words and stop > 1:
             changed = state.most_changed(stop)
             image = self._perturbed(index, offset, changed)
             self._alone.append((index, changed, self._run_alone(index, image, changed)))

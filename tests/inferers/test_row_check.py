@@ -78,6 +78,23 @@ def test_rows_that_are_independent_cost_three_images_more(size: int) -> None:
     assert found.num_forwards == count
 
 
+def test_a_later_case_of_the_network_costs_one_image_more() -> None:
+    """The one with everything hidden. Another target or batch size is checked again."""
+    calls: list[int] = []
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return classify(x)
+
+    def alone(explain: ms.PerturbationInferer) -> int:
+        calls.clear()
+        explain(images(), network)
+        return calls.count(1)
+
+    assert [alone(windows()), alone(windows())] == [4, 1]
+    assert [alone(windows(target=ms.ClassScore([1], "softmax"))), alone(windows(BATCH + 1))] == [4, 4]
+
+
 def by_batch_maximum(x: torch.Tensor) -> torch.Tensor:
     """Right for the unperturbed image, which has the batch's maximum, and for whatever stands next to it alone."""
     return classify(x / x.amax())
