@@ -12,14 +12,13 @@ from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Ids, Observed
 from monai_saliency.utils.arguments import written
-from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
+from monai_saliency.utils.precision import accumulation_dtype
 
 __all__ = [
     "Estimator",
     "Meaning",
     "centred",
     "in_groups",
-    "moments",
     "ratio_error",
     "scaled",
     "score_rounding",
@@ -107,19 +106,6 @@ def split_coverage(sums: Tensor) -> tuple[Tensor, Tensor]:
     return sums[:-1], sums[-1]
 
 
-def moments(masks: BoundMasks, ids: Ids, first: Tensor, second: Tensor, origin: float) -> tuple[Tensor, Tensor]:
-    """The sums of ``M - origin``, and of its square, each mask M multiplied by its weights; masks are rendered once."""
-    sums = masks.zero_sums(first), masks.zero_sums(second)
-    weights = [each.to(masks.device, masks.dtype) for each in (first, second)]
-    with exact_arithmetic(masks.device):
-        for chunk, rendered in masks.stream(ids):
-            power = rendered.flatten(1).sub_(origin)
-            sums[0].add_((weights[0][chunk].T @ power).reshape(sums[0].shape))
-            power.square_()
-            sums[1].add_((weights[1][chunk].T @ power).reshape(sums[1].shape))
-    return sums
-
-
 def in_groups(masks: BoundMasks, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
     """``function`` of as many columns of scores ``(n, K)`` at a time as memory is spent on, at least one."""
     size = (masks.channels or 1) * math.prod(masks.spatial_shape)
@@ -154,7 +140,7 @@ def ratio_error(masks: BoundMasks, ids: Ids, values: Tensor, origin: float, abov
         d, scale = scaled(centred(values))
         k = d.shape[1]
         weights = with_ones(torch.cat([d.square(), d], dim=1))
-        first, second = moments(masks, ids, weights, weights, origin)
+        first, second = masks.moments(ids, weights, weights, origin)
         square, linear, weight = first.split([k, k, 1])
         own_square, own_linear, own = second.split([k, k, 1])
         value = torch.where(weight != 0, linear / weight, 0.0)

@@ -14,7 +14,6 @@ from monai_saliency.estimators.base import (
     Meaning,
     centred,
     in_groups,
-    moments,
     ratio_error,
     scaled,
     score_rounding,
@@ -129,7 +128,7 @@ class RISEScoring(Estimator):
         def error(d: Tensor) -> Tensor:
             d, scale = scaled(d)
             weights = torch.cat([d, d.square(), d.new_ones(n, 1)], dim=1)
-            sums, squares = moments(masks, ids, weights, d.square(), self.p1)
+            sums, squares = masks.moments(ids, weights, d.square(), self.p1)
             linear, quadratic, coverage = sums.split([d.shape[1], d.shape[1], 1])
             # How far the masks' own mean is from p1, voxel by voxel.
             shift = coverage / n if is_centred else torch.zeros_like(coverage)

@@ -355,6 +355,18 @@ class BoundMasks(ABC):
                 sums += (weights[chunk].T @ masks.flatten(1)).reshape(sums.shape)
         return sums
 
+    def moments(self, ids: Ids, first: Tensor, second: Tensor, origin: float) -> tuple[Tensor, Tensor]:
+        """The sums of ``mask - origin``, and of its square, each multiplied by weights ``(n, K)`` of its own."""
+        sums = self.zero_sums(first), self.zero_sums(second)
+        first, second = first.to(self.device, self.dtype), second.to(self.device, self.dtype)
+        with exact_arithmetic(self.device):
+            for chunk, rendered in self.stream(ids):
+                power = rendered.flatten(1).sub_(origin)
+                sums[0].add_((first[chunk].T @ power).reshape(sums[0].shape))
+                power.square_()
+                sums[1].add_((second[chunk].T @ power).reshape(sums[1].shape))
+        return sums
+
     def along_axes(self, ids: Ids, matrices: Sequence[Tensor]) -> Tensor:
         """Masks multiplied along each axis by a matrix ``(size, columns)``, ``(n, channels or 1, *columns)``, in double
         precision or the masks' own. Override this for masks that need not be rendered for it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -116,15 +116,38 @@ class BoundRISEMasks(BoundMasks):
             return super().weighted_sum(ids, weights)
         sums, weights = self.zero_sums(weights), weights.to(self.device, self.dtype)
         with exact_arithmetic(self.device):
-            for start in range(0, len(ids), _TOGETHER):
-                codes = self.codes(ids[start : start + _TOGETHER])
-                shifts = codes["shift"][:, -1]
-                alike = [np.flatnonzero(shifts == shift) for shift in np.unique(shifts)]
-                for rows in (each[at : at + _AT_ONCE] for each in alike for at in range(0, len(each), _AT_ONCE)):
-                    masks, last = self._before_last_axis({name: codes[name][rows] for name in codes}, self.device)
-                    added = torch.tensordot(weights[start + rows].T, masks, dims=1).transpose(1, 2)
-                    sums += (added @ last[0]).reshape(sums.shape)
+            for rows, masks, last in self._alike(ids):
+                sums += (_added(weights[rows], masks) @ last).reshape(sums.shape)
         return sums
+
+    def moments(self, ids: Ids, first: Tensor, second: Tensor, origin: float) -> tuple[Tensor, Tensor]:
+        """As for all masks, but squares too are added before they are stretched: a voxel lies between two cells, a and
+        b with shares s and t, so its square is ``s^2 a^2 + t^2 b^2 + 2 s t a b``.
+        """
+        if self.device.type == "cuda":
+            return super().moments(ids, first, second, origin)
+        sums = self.zero_sums(first), self.zero_sums(second)
+        first, second = first.to(self.device, self.dtype), second.to(self.device, self.dtype)
+        with exact_arithmetic(self.device):
+            for rows, masks, last in self._alike(ids):
+                masks = masks - origin
+                sums[0].add_((_added(first[rows], masks) @ last).reshape(sums[0].shape))
+                squares = _added(second[rows], masks.square()) @ last.square()
+                squares += _added(second[rows], masks[:, 1:] * masks[:, :-1]) @ (2 * last[1:] * last[:-1])
+                sums[1].add_(squares.reshape(sums[1].shape))
+        return sums
+
+    def _alike(self, ids: Ids) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
+        """Rows of masks of one shift along the last axis, these masks stretched along the other axes
+        ``(n, cells, rest)``, and the matrix ``(cells, size)`` that stretches them along the last one.
+        """
+        for start in range(0, len(ids), _TOGETHER):
+            codes = self.codes(ids[start : start + _TOGETHER])
+            shifts = codes["shift"][:, -1]
+            alike = [np.flatnonzero(shifts == shift) for shift in np.unique(shifts)]
+            for rows in (each[at : at + _AT_ONCE] for each in alike for at in range(0, len(each), _AT_ONCE)):
+                masks, last = self._before_last_axis({name: codes[name][rows] for name in codes}, self.device)
+                yield start + rows, masks, last[0]
 
     def _stretching(self, device: torch.device) -> list[Tensor]:
         """For each axis the matrices that stretch a line of cells along it, one a shift: ``(shifts, cells, size)``."""
@@ -135,6 +158,11 @@ class BoundRISEMasks(BoundMasks):
                 for cells, stretched, size in sides
             ]
         return self._weights[device]
+
+
+def _added(weights: Tensor, masks: Tensor) -> Tensor:
+    """Masks ``(n, cells, rest)``, multiplied by weights ``(n, K)`` and added: ``(K, rest, cells)``."""
+    return torch.tensordot(weights.T, masks, dims=1).transpose(1, 2)
 
 
 def _stretch_weights(cells: int, size: int, dtype: torch.dtype) -> Tensor:

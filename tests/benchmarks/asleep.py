@@ -6,7 +6,8 @@ Eight small images go through ``CohortEvaluator`` and ``SaliencyHandler`` by the
 standard error, maps, pictures and a table. An image takes 0.3 ms in 2D and 1.2 ms in 3D. Printed is the smallest ratio
 of the rounds: seconds of the run over seconds asleep; and the seconds of each stage in that run, in the thread that
 runs the network and in the others. With ``--busy`` another process keeps one core busy meanwhile. The exit status is 1
-where a ratio is above its bar.
+where that ratio, if the loop never waited for a core, is above its bar: on a machine with other work the plain one
+measures the others.
 """
 
 from __future__ import annotations
@@ -172,7 +173,9 @@ def main() -> int:
     parser.add_argument("--busy", action="store_true", help="another process keeps one core busy")
     parser.add_argument("--pictures", action="store_true", help="draw a picture of each case")
     parser.add_argument("--threads", type=int, help="of torch; its own number by default")
-    parser.add_argument("--at_most", nargs="*", default=[], help="bars of the ratios, such as 3D=1.2")
+    parser.add_argument(
+        "--at_most", nargs="*", default=[], help="bars of the ratios if the loop never waited, such as 3D=1.2"
+    )
     add_options(parser)
     args = parser.parse_args()
     if args.threads:
@@ -184,7 +187,7 @@ def main() -> int:
     rows, failed = [], False
     for name in QUESTIONS:
         found = measure(name, args.rounds, args.pictures)
-        failed |= found[0]["figure"] > float(bars.get(name[:2], "inf"))
+        failed |= found[2]["figure"] > float(bars.get(name[:2], "inf"))
         rows += found
     if args.busy:
         other.kill()

@@ -395,3 +395,14 @@ def test_the_slow_loop(shape: tuple[int, ...], grid: Any, cells: tuple[int, ...]
     for voxel in itertools.product(*map(range, shape)):
         cell = tuple(v * c // n for v, c, n in zip(voxel, cells, shape, strict=True))
         assert np.array_equal(found[(slice(None), *voxel)], kept[(slice(None), *cell)])
+
+
+@pytest.mark.parametrize("shape", [(9, 11), (8, 7, 10)])
+@pytest.mark.parametrize("masks", [RISEMasks(60, 3, seed=1), RandomGridMasks(60, 3), RISEMasks(60, 1)])
+def test_moments_equal_those_of_rendered_masks(masks: Any, shape: tuple[int, ...]) -> None:
+    bound = masks.bind(torch.zeros(1, *shape, dtype=torch.float64))
+    first, second = torch.rand(60, 3, dtype=torch.float64) - 0.5, torch.rand(60, 2, dtype=torch.float64)
+    rendered = bound.render(range(60)) - 0.4
+    sums, squares = bound.moments(range(60), first, second, 0.4)
+    assert_close(sums, torch.einsum("nk,n...->k...", first, rendered))
+    assert_close(squares, torch.einsum("nk,n...->k...", second, rendered.square()))
