@@ -27,6 +27,8 @@ __all__ = ["LEAST", "Scan", "Truth", "find_truth"]
 LEAST = 3
 #: a place that matters is made of tiles of a seventh of each axis, of the highest of these, and at most of this share
 _TILES, _HIGHEST, _LARGEST = 7, 16, 1 / 8
+#: into how many scans a place is moved
+_EACH = 3
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def find_truth(
     planted = hiding.planted(scans)
     why = f"not {words}. Instead " if labelled else "no label is given: "
     if len(planted) >= LEAST:
-        what = f"places that matter, moved into another scan, in {len(planted)} of {len(scans)} cases"
+        what = f"places that matter, moved into another scan, in {len(planted)} cases"
         return Truth("planted", why + what, planted)
     nothing = (
         "nothing: no place that matters could be moved into another scan, so deletion, insertion and the agreement "
@@ -132,31 +134,35 @@ class _Hiding:
         return scored.masks.first <= step, found.target
 
     def planted(self, scans: Sequence[Scan]) -> list[Scan]:
-        """Scans of the lowest score with a place of another scan in them, where the score rises by at least half of the
-        difference, and of the largest rise: less may be noise.
+        """The scans of lowest score with a place of another scan in them, as many as there are scans at most, where the
+        score rises by at least half of the difference, and of the largest rise: less may be noise.
         """
-        planted, rises = [], []
+        planted = []
         for source in scans:
             try:
                 place = self.place(source)
             except CaseError:  # it cannot be explained
                 continue
-            others = [scan for scan in scans if scan is not source and scan.image.shape == source.image.shape]
-            if place is None or not others:
-                continue
-            inside, target = place
-            asked = [replace(scan, label=inside, target=target) for scan in others]
-            lowest = min(asked, key=self.reference)
-            name = f"{source.case.name} in {lowest.case.name}"
-            image = torch.where(inside, source.image, lowest.image)
-            scan = replace(lowest, image=image, case=replace(lowest.case, name=name, prediction=None))
-            rise = self.reference(scan) - self.reference(lowest)
-            if 2 * rise >= self.reference(replace(source, label=inside)) - self.reference(lowest) and self.is_used(
-                scan
-            ):
-                planted.append(scan)
-                rises.append(rise)
-        return [scan for scan, rise in zip(planted, rises, strict=True) if 2 * rise >= max(rises)]
+            if place is not None:
+                planted += self._planted(source, *place, scans)
+        planted.sort(key=lambda each: -each[0])
+        return [scan for rise, scan in planted[: len(scans)] if 2 * rise >= planted[0][0]]
+
+    def _planted(
+        self, source: Scan, inside: torch.Tensor, target: BoundTarget, scans: Sequence[Scan]
+    ) -> list[tuple[float, Scan]]:
+        """The place of one scan in the scans of the lowest scores, with the rise of each."""
+        others = [scan for scan in scans if scan is not source and scan.image.shape == source.image.shape]
+        asked = sorted((replace(scan, label=inside, target=target) for scan in others), key=self.reference)
+        before, planted = self.reference(replace(source, label=inside)), []
+        for other in asked[:_EACH]:
+            case = replace(other.case, name=f"{source.case.name} in {other.case.name}", prediction=None)
+            scan = replace(other, image=torch.where(inside, source.image, other.image), case=case)
+            lowest = self.reference(other)
+            rise = self.reference(scan) - lowest
+            if 2 * rise >= before - lowest > 0 and self.is_used(scan):
+                planted.append((rise, scan))
+        return planted
 
     def reference(self, scan: Scan) -> float:
         """The score of a scan."""

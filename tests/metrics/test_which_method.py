@@ -102,7 +102,7 @@ def test_without_labels_evidence_is_planted() -> None:
     given = [Scan(image, ms.Case(f"ct_{number}")) for number, image in enumerate(images)]
     truth = find_truth(inferer, Corner(), given, Keeper())
     assert truth.kind == "planted"
-    assert len(truth.scans) == 4  # the others have no marker
+    assert len(truth.scans) == 8  # of four scans with a marker, each in three of those without, the highest rises
     for scan in truth.scans:
         source, other = (int(name) for name in re.findall(r"ct_(\d)", scan.case.name))
         assert (source % 2, other % 2) == (0, 1)
@@ -112,7 +112,7 @@ def test_without_labels_evidence_is_planted() -> None:
         assert inside[:4, :4].all()
         assert inside.sum() <= 64
     found = metrics.compare_methods(Corner(), images, ms.ClassScore([0], "none"), methods=FEW)
-    assert found.truth.startswith("no label is given: places that matter, moved into another scan, in 4 of 8 cases")
+    assert found.truth.startswith("no label is given: places that matter, moved into another scan, in 8 cases")
 
 
 def test_random_weights_have_no_method() -> None:
