@@ -86,15 +86,16 @@ def row_of(task: str, count: int) -> dict[str, Any]:
 
 def tables(rows: list[dict[str, Any]]) -> str:
     """AUPRC of each task by what was named, and the means."""
-    names = list(rows[0]["auprc"])
-    lines = []
+    lines, names = [], {}
     for row in rows:
         means = {name: float(np.mean(values)) for name, values in row["auprc"].items()}
+        windows = [name for name in means if name.startswith("sliding_window")]  # their sizes are of the task
+        names = {name: name for name in means} | dict(zip(windows, ("small windows", "large windows"), strict=True))
         line = {"task": row["task"], "best": max(means.values())}
         for way in ("labels", "planted"):
             line |= {way: means[row[way]["best"] or DEFAULT], f"{way} named": row[way]["best"] or "none"}
-        lines.append(line | means)
-    columns = ["best", "labels", "planted", *names]
+        lines.append(line | {words: means[name] for name, words in names.items()})
+    columns = ["best", "labels", "planted", *names.values()]
     means = {"task": "mean", **{name: float(np.mean([line[name] for line in lines])) for name in columns}}
     return markdown([*lines, means])
 
