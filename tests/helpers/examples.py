@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from monai.inferers import SlidingWindowInferer
 
-import monai_saliency
 import monai_saliency as ms
 from monai_saliency.targets import Target
 from monai_saliency.targets.postprocessing import Reading
@@ -19,14 +18,14 @@ T = TypeVar("T")
 
 
 def found_in_package(base: type[T]) -> list[type[T]]:
-    """All classes of the package that are a ``base`` and can be made, by the modules of its rooms."""
+    """All classes of a room that are its ``base`` and can be made; not those of other rooms, which wrap one."""
     room = import_module(base.__module__.rpartition(".")[0])
     for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
         import_module(module.name)
     found, left = [], [base]
     while left:
         left += (each := left.pop()).__subclasses__()
-        ours = each.__module__.startswith(f"{monai_saliency.__name__}.")
+        ours = each.__module__.startswith(f"{room.__name__}.")
         if ours and not inspect.isabstract(each) and not each.__name__.startswith("_"):
             found.append(each)
     return sorted(set(found), key=lambda each: each.__name__)

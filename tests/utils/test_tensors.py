@@ -95,7 +95,7 @@ def events(folder: Path) -> list[list[dict]]:
 
 
 def test_stages_and_operators_are_in_the_trace(tmp_path: Path) -> None:
-    """Four cases of 8 batches each: with their maps and with their saving, which another thread does."""
+    """Four cases of 8 batches each: with their maps and with their saving, which other threads do."""
     write_scans(tmp_path, 4)
     monai.bundle.run(**settings(tmp_path, "out", profile=str(tmp_path / "trace")))
     (trace,) = events(tmp_path / "trace")
@@ -104,8 +104,8 @@ def test_stages_and_operators_are_in_the_trace(tmp_path: Path) -> None:
     assert counts["aten::conv3d"] >= 4 * BATCHES
     assert set(counts) >= {f"saliency: {stage}" for stage in STAGES}
     threads = {name: {event["tid"] for event in trace if event["name"] == f"saliency: {name}"} for name in STAGES}
-    assert threads["perturb"] == threads["forward"] == threads["map"]
-    assert not threads["save"] & threads["forward"]
+    assert threads["perturb"] == threads["forward"]
+    assert not (threads["map"] | threads["save"]) & threads["forward"]
 
 
 def test_a_trace_ends_after_50_batches(tmp_path: Path) -> None:
