@@ -123,7 +123,16 @@ class BoundFocusedMasks(BoundMasks):
         ]
         regression = type(masks.regression).__name__, *sorted(vars(masks.regression).items())
         cells = tuple(tuple(each.tolist()) for each in self.bounds)
-        self.key = ("FocusedMasks", self.seed, self.p1, self.num_masks, regression, self.on_patches, cells)
+        self.key = (
+            "FocusedMasks",
+            "half of the effect",
+            self.seed,
+            self.p1,
+            self.num_masks,
+            regression,
+            self.on_patches,
+            cells,
+        )
         if self.until is not None:
             self.key += ("until", self.until, self.budget)
 
@@ -139,7 +148,9 @@ class BoundFocusedMasks(BoundMasks):
 
     @property
     def _looks(self) -> list[range]:
-        """The random masks of the first round: an eighth of them, then at each further look as many as before it."""
+        """Half of the random masks, of the first round or on patches: an eighth of them, then at each further look as
+        many as before it.
+        """
         half = self.num_masks // 2
         ends = [0, half // 8, half // 4, half // 2, half]
         return [range(*pair) for pair in itertools.pairwise(ends)]
@@ -148,13 +159,16 @@ class BoundFocusedMasks(BoundMasks):
         observed, half = Observed(self, reference_scores), self.num_masks // 2
         yield from observed.ask(self.first_round())
         if self.on_patches:
-            place, start = (yield from self._place_on_patches(observed)), 0
+            place = yield from self._place_on_patches(observed)
+            for look in self._looks[:-1]:
+                yield from observed.ask(self._random_masks(place, look, observed))
+            start = self._looks[-1].start
         else:
             for look in self._looks[1:]:
                 yield from observed.ask(self._random_masks(0, look, observed))
             place = self._standing_out(observed, 0, [mask for mask in observed.ids if mask[1] != _ALONE])
             start = 0 if place else half
-        stop = start + self.num_masks - half
+        stop = self.num_masks - half if self.on_patches else start + self.num_masks - half
         alone = [(place, _ALONE, 0)] if place else []  # tells the score without the place
         yield from observed.ask(self._random_masks(place, range(start, stop), observed), alone)
         while self.until is not None and len(observed.ids) < self.budget and self._agreement(observed) < self.until:
