@@ -205,11 +205,13 @@ def _refuse_misspelt_id(id: str, known: Collection[str]) -> None:
 
 def _nearest_id(id: str, known: Collection[str]) -> str | None:
     """The known id that another looks like, with or without ``saliency_``; of two, the one that is like it in this."""
+    ours_alone = [other for other in known if _is_ours(other)] if _is_ours(id) else []
     alike_last = sorted(known, key=lambda other: _is_ours(other) == _is_ours(id))
-    by_name = {other.removeprefix("saliency_"): other for other in alike_last}
-    name = nearest(id.removeprefix("saliency_"), by_name)
-    if name is not None:
-        return by_name[name]
+    for candidates in (ours_alone, alike_last):
+        by_name = {other.removeprefix("saliency_"): other for other in candidates}
+        name = nearest(id.removeprefix("saliency_"), by_name)
+        if name is not None:
+            return by_name[name]
     return None if _is_ours(id) else nearest(id, known)
 
 
