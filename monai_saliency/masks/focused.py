@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
 from torch import Tensor
-from torch.nn.functional import adaptive_max_pool2d, adaptive_max_pool3d, avg_pool2d, avg_pool3d, max_pool2d, max_pool3d
+from torch.nn.functional import adaptive_max_pool2d, adaptive_max_pool3d
 
 from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Observed, Search, Spacing, random_rows
 from monai_saliency.masks.half_effect import half_effect
@@ -314,9 +314,11 @@ class BoundFocusedMasks(BoundMasks):
     def _soft(self, cells: int, device: torch.device) -> Tensor:
         """A set of points of the lattice, widened by one and softened by one."""
         if (cells, device) not in self._softened:
-            chosen = to_device(self._chosen(cells)[None, None], device, self.dtype)
-            widen, soften = (max_pool2d, avg_pool2d) if chosen.ndim == 4 else (max_pool3d, avg_pool3d)
-            self._softened[cells, device] = soften(widen(chosen, 3, 1, 1), 3, 1, 1, count_include_pad=False)[0]
+            chosen = to_device(self._chosen(cells)[None], device, self.dtype)
+            near = [(torch.arange(n)[:, None] - torch.arange(n)).abs() <= 1 for n in chosen.shape[1:]]
+            widened = (_along_axes(chosen, near) > 0).to(chosen)
+            averaging = [each / each.sum(dim=1, keepdim=True) for each in near]
+            self._softened[cells, device] = _along_axes(widened, averaging)
         return self._softened[cells, device]
 
     def _windows(self, cells: int, box: Box, device: torch.device) -> Tensor:

@@ -194,3 +194,14 @@ def test_until_asks_for_more_of_the_second_round(until: float) -> None:
 def test_errors(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         ms.focused_rise(target=LOGIT, **settings)
+
+
+@pytest.mark.parametrize("shape", [(1, 20, 20), (17, 1, 33), (2, 9, 30), (1, 1, 50)])
+def test_axes_of_one_or_two_voxels(shape: tuple[int, ...]) -> None:
+    """A volume of one slice is explained as its plane is: no voxel of the map is NaN, and the evidence stands out."""
+    image = torch.ones(1, 1, *shape)
+    half = shape[-1] // 2
+    (found,) = ms.focused_rise(100, target=ms.RegressionScore()).explain(
+        image, lambda images: images[..., :half].flatten(1).sum(1, keepdim=True)
+    )
+    assert bool(found.saliency[..., :half].mean() > 10 * found.saliency[..., half:].mean().abs())
