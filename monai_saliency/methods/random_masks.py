@@ -52,8 +52,8 @@ def rise(
         seed: of the random masks.
         per_channel: draw masks for each channel independently, and make a map for each channel.
         form: ``"centred"``, or a published form for comparison: ``"debiased"`` or ``"plain"``
-            (``RISEScoring``). ``"regression"`` is for extended evidence from few masks, as the
-            first half of :func:`focused_rise` (:class:`~monai_saliency.estimators.RegressionScoring`).
+            (``RISEScoring``). ``"regression"`` is for extended evidence from few masks, as in :func:`focused_rise`
+            (:class:`~monai_saliency.estimators.RegressionScoring`).
         until: stop when the map agrees so well with one of as many other masks, by the correlation of its two halves,
             above 0 and below 1 (:class:`~monai_saliency.masks.UntilMasks`). By default all masks are scored.
         budget: the largest number of masks with ``until``, 4000 by default.
