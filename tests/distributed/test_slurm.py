@@ -204,8 +204,9 @@ def test_shared_cohort(slurm: Slurm, cohort: Callable[[int], Path]) -> None:
     assert voxels(root / "out") == plain(root, fill=0.0)
     assert cases(root / "out") == [f"s{i}" for i in range(5)]
     assert forwards(root, "out") == 5 * BATCHES
-    # The prediction, the row that changed most alone, everything hidden, and the unperturbed image at the end.
-    assert (root / "out.log").read_text().split().count("1") == 5 * 4
+    # The prediction, and everything hidden; in the first case of each of one to four processes the row that changed
+    # most alone, and the unperturbed image at the end.
+    assert (root / "out.log").read_text().split().count("1") - 5 * 2 in {2, 4, 6, 8}
 
 
 @pytest.mark.slow
@@ -238,12 +239,9 @@ def test_stopped_and_resumed(slurm: Slurm, cohort: Callable[[int], Path], partit
     assert said.count("was preempted, and goes on later") == ways.count("preempted")
     assert voxels(root / "out") == plain(root, fill=0.0)
     assert cases(root / "out") == [f"s{i}" for i in range(count)]
-    # A visit that ends a case is four forwards of one image, a stopped one three at most; each has its first batch.
+    # Two processes are stopped at once: each loses two batches, and its next visit has one that vouches for its scores.
     sizes = (root / "out.log").read_text().split()
-    visits = count - (count * 4 - sizes.count("1")) // 3
-    lost = sizes.count(str(BATCH)) - visits - count * (BATCHES - 1)
-    # Two processes are stopped at once.
-    assert lost <= 2 * 2 * len(ways)
+    assert sizes.count(str(BATCH)) - count * BATCHES <= 2 * (2 + 1) * len(ways)
 
 
 @pytest.mark.slow
