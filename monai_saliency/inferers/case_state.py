@@ -59,6 +59,7 @@ class CaseState:
         self.case, self.images, self.search, self.kept = case, images, images.search, kept
         self.unbound_target, self.estimator = target, estimator
         self.hidden_scores: torch.Tensor | None = None
+        self._is_finished = False
         self.values: Sequence[torch.Tensor] = ()
         self.rounding = 0.0
         self.one_by_one = False
@@ -151,11 +152,14 @@ class CaseState:
         return Observed(search.masks, search.reference_scores, search.ids, search.scores)
 
     def finish(self) -> None:
-        """Refuse wrong or missing scores, and keep them: all that is left after the last forward but for the map."""
+        """Refuse wrong or missing scores, and keep them, once: what is left after the last forward but for the map."""
+        if self._is_finished:
+            return
         self.search.check()
         self.search.next_round()
         self.search.require_complete()
         self.kept.finish()
+        self._is_finished = True
 
     def explanation(self) -> Explanation:
         """The case's explanation."""

@@ -53,6 +53,22 @@ def explain(image: torch.Tensor, network: Network, store: ScoreStore, key: str =
     )
 
 
+def test_all_scores_of_a_case_are_written_once(
+    image: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the loop has them; the map, which another thread makes of them later, writes nothing."""
+    written: list[int] = []
+    finish = StoredScores.finish
+    monkeypatch.setattr(
+        StoredScores, "finish", lambda stored, scores: (written.append(len(scores)), finish(stored, scores))
+    )
+    inferer = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH)
+    (state,) = inferer.score(image, Network(), stored=[ScoreStore(tmp_path).open("a", "k")])
+    state.finish()
+    state.explanation()
+    assert written == [NUM_MASKS]
+
+
 @pytest.mark.parametrize("stop_at", [2, BATCHES // 2 + 1, BATCHES])
 def test_resumes_in_the_middle_of_a_case(image: torch.Tensor, tmp_path: Path, stop_at: int) -> None:
     """Law 7: to the bit, and at most one batch is lost besides the one that vouches for the stored scores."""
