@@ -25,7 +25,7 @@ from monai_saliency.handlers.saliency_handler import Item
 from monai_saliency.storage.dicom import holds_series, order_problem, series_files, series_id
 from monai_saliency.storage.scans import header_problem
 from monai_saliency.transforms.save import GRID_KEY, error_key, lies_on_scan
-from monai_saliency.utils.inversion import check_inversion, steps_of
+from monai_saliency.utils.affines import check_inversion, steps_of
 
 __all__ = ["Placement", "input_file"]
 
@@ -125,7 +125,7 @@ class Placement:
             return self._keep(case, "they are patches of a larger image")
         if self.transform is None:
             return self._keep(case, "the loader's dataset shows no preprocessing that could be inverted")
-        check_inversion(str(case["case"]), steps_of(self.transform))
+        check_inversion(str(case["case"]), self.transform)
         placed = dict(case)
         for key in {self.saliency_key, error_key(self.saliency_key), "disagreement"} & case.keys():
             back, reason = self._back(case, key)

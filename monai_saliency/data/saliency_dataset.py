@@ -19,13 +19,14 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.identity import network_key
 from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.transforms import Saliencyd
-from monai_saliency.utils.inversion import MOVING
 from monai_saliency.utils.precision import chosen_arithmetic
 
 __all__ = ["SaliencyDataset"]
 
 # For all datasets: two datasets of one network must not switch its mode at the same time.
 _explaining = threading.RLock()
+# Where MONAI's transforms that move voxels are.
+_MOVING = ("monai.transforms.spatial.", "monai.transforms.croppad.")
 # Settings that change no map.
 _SPEED = {"mask_batch_size", "progress", "sharing"}
 
@@ -116,7 +117,7 @@ class SaliencyDataset(CachedDataset):
         """Warn of a transform behind the map that moves the image and not the map, or the map alone."""
         for step in steps:
             keys = {self.image_key, self.saliency_key} & set(step.keys if isinstance(step, MapTransform) else ())
-            if type(step).__module__.startswith(MOVING) and len(keys) == 1:
+            if type(step).__module__.startswith(_MOVING) and len(keys) == 1:
                 warnings.warn(
                     f"{type(step).__name__} moves '{keys.pop()}' alone, so the map does not lie on the image: name "
                     f"'{self.image_key}' and '{self.saliency_key}'",

@@ -14,7 +14,7 @@ from monai.data import MetaTensor
 from monai_saliency.cases import Case
 from monai_saliency.errors import AdviceError, root_cause
 from monai_saliency.fills.base import CaseFill
-from monai_saliency.fills.scan_unit import run_step, steps_of
+from monai_saliency.fills.scan_unit import run_step, steps_on
 from monai_saliency.storage.key import input_files
 from monai_saliency.utils.affines import affine_in_mm
 from monai_saliency.utils.arguments import a_path
@@ -78,7 +78,7 @@ class DonorFill(CaseFill):
             return self.donor
         image: Any = self.donor
         try:
-            for step in steps_of(self.pipeline, self.key):
+            for step in steps_on(self.pipeline, self.key):
                 image = run_step(step, self.key, image)
         except Exception as error:
             cause = root_cause(error)

@@ -18,7 +18,7 @@ from monai_saliency.fills.simple import ConstantFill
 from monai_saliency.utils.arguments import finite_numbers
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["ScanUnitFill", "run_step", "steps_of"]
+__all__ = ["ScanUnitFill", "run_step", "steps_on"]
 
 _INSTEAD = "give the fill in the network's input space (ConstantFill)"
 
@@ -118,7 +118,7 @@ class ScanUnitFill(CaseFill):
             )
         image: Any = case.file
         values = torch.as_tensor(self.value, dtype=torch.float64).reshape(-1)
-        for step in steps_of(self.pipeline, self.key):
+        for step in steps_on(self.pipeline, self.key):
             before, image = image, self._run(step, image)
             values = self._after(step, before, image, values)
         if not _is_array(image) or not _same(torch.as_tensor(image).to(case.image), case.image, 1e-3):
@@ -186,7 +186,7 @@ class ScanUnitFill(CaseFill):
         return _by_channel(frozen, voxels)
 
 
-def steps_of(pipeline: mt.Compose, key: Hashable) -> list[Any]:
+def steps_on(pipeline: mt.Compose, key: Hashable) -> list[Any]:
     """The steps of a preprocessing that change the image under a key."""
     steps = []
     for step in pipeline.flatten().transforms:

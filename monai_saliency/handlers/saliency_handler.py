@@ -36,9 +36,8 @@ from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.scans import scan_name
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
-from monai_saliency.utils.affines import affine_in_mm, image_affine, image_spacing
+from monai_saliency.utils.affines import affine_in_mm, check_inversion, image_affine, image_spacing, steps_of
 from monai_saliency.utils.arguments import instance, require
-from monai_saliency.utils.inversion import check_inversion, steps_of
 from monai_saliency.utils.precision import is_shared
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import stage
@@ -348,7 +347,7 @@ class SaliencyHandler:
         """Refuse a preprocessing that the map's way back does not lead through."""
         for step in steps_of(self.postprocessing):
             if isinstance(step, Invertd) and self.saliency_key in step.keys:
-                check_inversion(case, steps_of(step.transform))
+                check_inversion(case, step.transform)
 
     def _rows(
         self, item: Item, done: Mapping[Any, Any], explanation: Explanation, seconds: float, mark: str

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from monai.data import MetaTensor
 from monai.data.utils import to_affine_nd
-from monai.utils import MetaKeys, TraceKeys
+from monai.utils import MetaKeys
 from scipy import ndimage
 from scipy.spatial import distance
 
 from monai_saliency.cases import case_name
 from monai_saliency.errors import AdviceError
-from monai_saliency.storage.scans import JPEG, NIFTI, format_of, header_problem, is_photograph, load_image
+from monai_saliency.storage.scans import JPEG, format_of, header_problem, is_photograph, load_image
 from monai_saliency.utils.affines import affine_in_mm, apart, corners, file_affine
 
 __all__ = ["label_problem", "load_label", "on_grid", "on_image"]
@@ -125,8 +125,6 @@ def on_image(values: np.ndarray, affine: np.ndarray, image: torch.Tensor) -> np.
     """As :func:`on_grid`, at the voxels of an image ``(C, *spatial)``. AdviceError where its affine is wrong."""
     if not isinstance(image, MetaTensor):
         raise AdviceError("the preprocessed image has no affine: keep its meta data (track_meta)")
-    if problem := _axes_problem(image):
-        raise AdviceError(problem)
     if image.affine.shape == (3, 3) and min(values.shape) > 1:
         raise AdviceError("it is a volume, and of the image, a plane, it is not known which: give its plane")
     grid = affine_in_mm(image)
@@ -136,24 +134,6 @@ def on_image(values: np.ndarray, affine: np.ndarray, image: torch.Tensor) -> np.
             "a file of two axes, or load the label map with the image, by the same steps"
         )
     return on_grid(values, affine, image.shape[1:], grid)
-
-
-def _axes_problem(image: MetaTensor) -> str:
-    """How the axes of an image were swapped before its first recorded step, without its affine; "" if they were not."""
-    file = case_name(image)
-    if MetaKeys.SPATIAL_SHAPE not in image.meta or not (is_photograph(file) or format_of(file) is NIFTI):
-        return ""
-    stored, loaded = _file_shape(image), list(image.shape[1:])
-    for operation in image.applied_operations:
-        if isinstance(operation, dict) and operation.get(TraceKeys.ORIG_SIZE):
-            loaded = list(map(int, operation[TraceKeys.ORIG_SIZE]))
-            break
-    if loaded == stored or sorted(loaded) != sorted(stored):
-        return ""
-    return (
-        f"the scan's axes {tuple(stored)} were swapped to {tuple(loaded)} and its affine was not, as by Transposed "
-        "or reverse_indexing=False: leave that out, or load the label map with the image, by the same steps"
-    )
 
 
 def label_problem(label: torch.Tensor, image: torch.Tensor) -> str | None:

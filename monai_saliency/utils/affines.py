@@ -1,9 +1,9 @@
-"""Where voxels lie: affines to scanner mm, voxel sizes, and the unit of a file's header."""
+"""Where voxels lie: affines to scanner mm, voxel sizes, the unit of a file's header, and the way back to the scan."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -11,10 +11,13 @@ import nibabel as nib
 import numpy as np
 import torch
 from monai.data import MetaTensor
+from monai.transforms import Compose
 from monai.utils import MetaKeys
 
-__all__ = ["affine_in_mm", "apart", "convert_to_mm", "corners", "file_affine", "image_affine", "image_spacing"]
-__all__ += ["mm_per_unit"]
+from monai_saliency.errors import CaseError
+
+__all__ = ["affine_in_mm", "apart", "check_inversion", "convert_to_mm", "corners", "file_affine", "image_affine"]
+__all__ += ["image_spacing", "mm_per_unit", "steps_of"]
 
 # By the code of `xyzt_units` in a NIfTI header: metres and micrometres. 2 means mm.
 _MM_PER_UNIT = {1: 1000.0, 3: 0.001}
@@ -122,3 +125,25 @@ def corners(shape: Sequence[int], affine: np.ndarray) -> np.ndarray:
     """Where an affine puts the corner voxels of a shape ``(8, 3)``, in mm."""
     last = [size - 1 for size in (*shape[:3], 1, 1)[:3]]
     return nib.affines.apply_affine(affine, list(product(*zip((0, 0, 0), last, strict=True))))
+
+
+def steps_of(transform: Any) -> Iterator[Any]:
+    """A transform, or the steps of nested ``Compose`` one by one. (``flatten`` makes new ones of some kinds.)"""
+    if isinstance(transform, Compose):
+        for step in transform.transforms:
+            yield from steps_of(step)
+    elif transform is not None:
+        yield transform
+
+
+def check_inversion(case: str, preprocessing: Any) -> None:
+    """Refuse a preprocessing whose inverse does not bring voxels back to their place in the scan: MONAI (1.6) gives an
+    image a wrong affine with ``Spacingd(recompute_affine=True)``.
+    """
+    for step in steps_of(preprocessing):
+        if getattr(getattr(step, "spacing_transform", step), "recompute_affine", False):
+            raise CaseError(
+                case,
+                "the preprocessing cannot be inverted, so the map would lie elsewhere: recompute_affine=True of "
+                f"{type(step).__name__} gives the image a wrong affine. Leave it out",
+            )
