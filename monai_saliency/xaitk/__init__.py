@@ -8,7 +8,7 @@ whole methods (``stacks``) by the names of xaitk-saliency's. Like these, they ho
 from monai_saliency.xaitk.black_box import BlackBoxInferer, as_method
 from monai_saliency.xaitk.estimator import ConfidenceScoring
 from monai_saliency.xaitk.masks import PerturbImageMasks
-from monai_saliency.xaitk.networks import Classifier, Descriptor, Detector
+from monai_saliency.xaitk.networks import Classifier
 from monai_saliency.xaitk.perturbers import RandomGrid, RISEGrid, SlidingRadial, SlidingWindow
 from monai_saliency.xaitk.stacks import (
     DRISEStack,
@@ -23,8 +23,6 @@ __all__ = [
     "Classifier",
     "ConfidenceScoring",
     "DRISEStack",
-    "Descriptor",
-    "Detector",
     "PerturbImageMasks",
     "RISEGrid",
     "RISEStack",

@@ -118,19 +118,6 @@ class DRISEStack(_DetectorStack):
         seed: of the masks, as for :class:`RISEStack`.
         fill: what replaces hidden pixels, in the image's unit: a number, one for each channel, or an image; None: 0.
         threads: that apply the masks.
-
-    Example::
-
-        >>> import torch
-        >>> import numpy as np
-        >>> from monai_saliency.xaitk import Detector, DRISEStack
-        >>> def network(images):
-        ...     found = {"boxes": torch.tensor([[1.0, 1, 4, 4]]), "labels": torch.tensor([0])}
-        ...     return [found | {"scores": each.mean().reshape(1) / 255} for each in images]
-        >>> stack = DRISEStack(n=20, s=2, p1=0.5, seed=0)
-        >>> boxes, scores = np.array([[1, 1, 4, 4]]), np.array([[1.0]])
-        >>> stack(np.full((6, 6), 255, np.uint8), boxes, scores, Detector(network, labels=1)).shape
-        (1, 6, 6)
     """
 
     n: int

@@ -18,7 +18,7 @@ from xaitk_saliency import (
 )
 
 from monai_saliency import xaitk
-from monai_saliency.xaitk import Classifier, Descriptor, Detector, RISEStack
+from monai_saliency.xaitk import Classifier, RISEStack
 
 INTERFACES: dict[type[Any], set[type[Any]]] = {
     PerturbImage: {xaitk.RISEGrid, xaitk.RandomGrid, xaitk.SlidingRadial, xaitk.SlidingWindow},
@@ -107,31 +107,13 @@ def test_a_network_answers_image_by_image() -> None:
     box = Classifier(network, ["a", "b", "c"], "softmax", transform=scale, batch_size=4)
     images = [*PHOTOGRAPHS * 3, np.zeros((30, 30, 3))]
     answers = list(box.classify_images(iter(images)))
-    vectors = list(Descriptor(network, scale).generate_arrays_from_images(images))
-    assert network.batches == [4, 2, 1, 6, 1]
-    for image, answer, vector in zip(images, answers, vectors, strict=True):
+    assert network.batches == [4, 2, 1]
+    for image, answer in zip(images, answers, strict=True):
         expected = network(scale(torch.from_numpy(np.moveaxis(image, -1, 0).astype(np.float32))[None]))[0]
         assert_close(answer, dict(zip("abc", expected.softmax(0).tolist(), strict=True)))
-        assert_close(vector, expected.detach())
     assert box.get_labels() == ["a", "b", "c"]
     (row,) = Classifier(Counted(1), 3, "none").classify_images([PHOTOGRAPHS[0][..., 0]])
     assert list(row) == [0, 1, 2]
-
-
-def test_boxes_have_the_column_first() -> None:
-    """MONAI's corners have the row first, torchvision's the column."""
-    for rows_first, corners in ((True, [1, 3, 9, 5]), (False, [3, 1, 5, 9])):
-
-        def network(batch: torch.Tensor, corners: list[int] = corners) -> list[dict[str, torch.Tensor]]:
-            one = torch.tensor([corners], dtype=torch.float32)
-            return [{"boxes": one, "labels": torch.tensor([1]), "scores": torch.tensor([0.75])} for _ in batch]
-
-        box = Detector(network, ["cyst", "nodule"], rows_first=rows_first)
-        ((found, scores),) = next(iter(box.detect_objects([np.zeros((12, 14))])))
-        assert [*found.min_vertex, *found.max_vertex] == [3, 1, 5, 9]
-        assert scores == {"cyst": 0.0, "nodule": 0.75}
-    with pytest.raises(ValueError, match="gives 2 classes, and there are 1 `labels`"):
-        list(Detector(network, 1).detect_objects([PHOTOGRAPHS[0]]))
 
 
 def test_a_training_network_is_left_in_training() -> None:
