@@ -100,14 +100,6 @@ class RegressionScoring(Estimator):
     def compute(self, observed: Observed) -> Tensor:
         return self._maps(observed, lambda regression: regression.effects())
 
-    def effects(self, masks: BoundMasks, ids: Ids, scores: Tensor) -> Tensor:
-        """The map ``(*spatial)`` of one score ``(n,)`` of n masks, float64 on the CPU; 0 where all scores are equal, or
-        with fewer than three masks. Its penalties have the least error however spread out the evidence is: less smooth
-        than :meth:`compute`, for whoever looks for places with evidence.
-        """
-        (regression,) = _regressions(masks, ids, scores.double().cpu()[None], self.cells, is_a_look=True)
-        return regression.effects()
-
     def standard_error(self, observed: Observed) -> Tensor | None:
         """The root of the sum of the squares of two parts; None with fewer than three masks.
 
@@ -193,13 +185,10 @@ class _Regression:
     biases: list[Tensor]
     squares: Tensor
 
-    def add(self, part: _Part, scores: Tensor, is_a_look: bool) -> None:
+    def add(self, part: _Part, scores: Tensor) -> None:
         """Add the regression of a part of the masks, whose scores are ``(n,)``."""
         fit = _fit(part, scores)
         if fit is None:  # the scores say nothing
-            return
-        if is_a_look:
-            self.heights.append(fit.heights)
             return
         sharper = fit.heights
         if _is_spread_out(_voxels(sharper, self.basis.bumps)) and (smoother := _fit(part, scores, 1.0)):
@@ -225,8 +214,8 @@ class _Regression:
         return torch.where(bias * effects > 0, capped, total)
 
 
-def _regressions(masks: BoundMasks, ids: Ids, scores: Tensor, cells: int, is_a_look: bool = False) -> list[_Regression]:
-    """The regression of each score ``(K, n)`` on n masks; a look has no error.
+def _regressions(masks: BoundMasks, ids: Ids, scores: Tensor, cells: int) -> list[_Regression]:
+    """The regression of each score ``(K, n)`` on n masks.
 
     Masks are divided where there are too many: a regression costs their square and their cube, and memory.
     """
@@ -235,14 +224,13 @@ def _regressions(masks: BoundMasks, ids: Ids, scores: Tensor, cells: int, is_a_l
     features = len(ids) * math.prod(bumps.shape[1] for bumps in basis.bumps)
     count = max(-(-features // _AT_ONCE), -(-len(ids) // _MOST))
     for number in range(count):
-        # Six in a row, so that each part has masks of all kinds that take turns: two grids, or three shares.
-        rows = [row for row in range(len(ids)) if row // 6 % count == number]
+        rows = range(number, len(ids), count)
         if len(rows) < 3:
             continue
         part = _Part.of(masks.along_axes([ids[row] for row in rows], basis.bumps).flatten(1).to(masks.dtype))
         with exact_arithmetic(masks.device), one_thread():
             for regression, score in zip(found, scores[:, rows], strict=True):
-                regression.add(part, score, is_a_look)
+                regression.add(part, score)
         del part  # before there is another one
     return found
 
@@ -301,9 +289,8 @@ def _of_halves(part: _Part, fit: _Fit) -> Tensor:
 
 
 def _halves(count: int) -> list[Tensor]:
-    """The rows of two halves, made of pairs, so that each has masks of both of the grids that take turns."""
-    first = torch.arange(count) // 2 % 2 == 0
-    return [rows.nonzero()[:, 0] for rows in (first, ~first)]
+    """The rows of two halves."""
+    return [torch.arange(half, count, 2) for half in range(2)]
 
 
 def _is_spread_out(effects: Tensor) -> bool:

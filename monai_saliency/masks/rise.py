@@ -11,7 +11,7 @@ from torch import Tensor
 from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, random_rows
 from monai_saliency.masks.sizes import check_sizes, check_unit, in_voxels
 from monai_saliency.utils.arguments import instance, per_axis, probability, whole_number, whole_numbers
-from monai_saliency.utils.precision import exact_arithmetic
+from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import Box, blend, everywhere, to_device
 
 __all__ = ["BoundRISEMasks", "MCRISEMasks", "RISEMasks", "RandomGridMasks"]
@@ -88,23 +88,39 @@ class BoundRISEMasks(BoundMasks):
         grids = random_rows(self.seed, ids, int(np.prod(self.grid_shape))) < self.p1
         return {"grid": grids.reshape(-1, *self.grid_shape), "shift": self.shifts[np.asarray(ids, dtype=int)]}
 
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> Tensor:
-        masks, last = self._before_last_axis(codes, device)
-        # Stretching the last axis last makes the full-size masks contiguous without a copy.
-        return torch.bmm(masks.transpose(1, 2), last).view(-1, 1, *self.spatial_shape)
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
+        matrices = [stretching[..., side] for stretching, side in zip(self._stretching(device), box, strict=True)]
+        masks, last = self._before_last_axis(codes, device, matrices)
+        # Stretching the last axis last makes the masks contiguous without a copy.
+        return torch.bmm(masks.transpose(1, 2), last).view(-1, 1, *(side.stop - side.start for side in box))
 
-    def _before_last_axis(self, codes: dict[str, np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Masks stretched along all axes but the last ``(n, cells, rest)``, and its matrices ``(n, cells, size)``."""
-        masks = to_device(codes["grid"], device, self.dtype)
+    def along_axes(self, ids: Ids, matrices: Sequence[Tensor]) -> Tensor:
+        """As for all masks, but the matrices are multiplied by those that stretch, so no mask is rendered."""
+        if not len(ids):
+            return super().along_axes(ids, matrices)
+        double = accumulation_dtype(self.device)
+        with exact_arithmetic(self.device):
+            sides = zip(self._stretching(self.device), matrices, strict=True)
+            products = [stretching.to(double) @ matrix.to(self.device, double) for stretching, matrix in sides]
+            masks, last = self._before_last_axis(self.codes(ids), self.device, products)
+            return torch.bmm(masks.transpose(1, 2), last).view(-1, 1, *(matrix.shape[1] for matrix in matrices))
+
+    def _before_last_axis(
+        self, codes: dict[str, np.ndarray], device: torch.device, matrices: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Grids of cells, multiplied along all axes but the last by the matrix ``(cells, columns)`` of their shift:
+        ``(n, cells, rest)``, and the matrices of the last axis ``(n, cells, columns)``.
+        """
+        masks = to_device(codes["grid"], device, matrices[0].dtype)
         shifts = to_device(codes["shift"].T, device)
-        # For each axis the matrices (n, cells, voxels) that stretch a line of cells, which lie side by side in memory.
-        turned = (windows.transpose(1, 2) for windows in self._stretching(device))
+        # Rows of cells lie side by side in memory.
         *others, last = (
-            each.index_select(0, shift).transpose(1, 2) for each, shift in zip(turned, shifts, strict=True)
+            matrix.transpose(1, 2).index_select(0, shift).transpose(1, 2)
+            for matrix, shift in zip(matrices, shifts, strict=True)
         )
         for rows in others:
-            # Linear interpolation is separable: the first axis is stretched and becomes the last, so that nothing is
-            # ever copied to another order: (n, cells, rest) and (n, cells, size) give (n, rest, size).
+            # The first axis is multiplied and becomes the last, so that nothing is ever copied to another order:
+            # (n, cells, rest) and (n, cells, columns) give (n, rest, columns).
             masks = torch.bmm(masks.reshape(*rows.shape[:2], -1).transpose(1, 2), rows)
         return masks.reshape(*last.shape[:2], -1), last
 
@@ -146,7 +162,8 @@ class BoundRISEMasks(BoundMasks):
             shifts = codes["shift"][:, -1]
             alike = [np.flatnonzero(shifts == shift) for shift in np.unique(shifts)]
             for rows in (each[at : at + _AT_ONCE] for each in alike for at in range(0, len(each), _AT_ONCE)):
-                masks, last = self._before_last_axis({name: codes[name][rows] for name in codes}, self.device)
+                some = {name: codes[name][rows] for name in codes}
+                masks, last = self._before_last_axis(some, self.device, self._stretching(self.device))
                 yield start + rows, masks, last[0]
 
     def _stretching(self, device: torch.device) -> list[Tensor]:
@@ -300,7 +317,7 @@ class MCRISEMasks(RISEMasks):
 
 class _BoundMCRISEMasks(BoundRISEMasks):
     layer = "fill"
-    weighted_sum = BoundMasks.weighted_sum
+    weighted_sum, moments, along_axes = BoundMasks.weighted_sum, BoundMasks.moments, BoundMasks.along_axes
 
     def __init__(self, masks: MCRISEMasks, image: Tensor) -> None:
         super().__init__(masks, image)
@@ -321,10 +338,10 @@ class _BoundMCRISEMasks(BoundRISEMasks):
         fills = np.arange(self.channels).reshape(-1, *[1] * len(self.grid_shape))
         return codes | {"grid": codes["grid"][:, None] | (drawn != fills)}
 
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> Tensor:
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
         grids = codes["grid"].reshape(-1, *self.grid_shape)
         flat = {"grid": grids, "shift": codes["shift"].repeat(self.channels, axis=0)}
-        return super()._render(flat, device).reshape(-1, self.channels, *self.spatial_shape)
+        return super()._render_box(flat, box, device).unflatten(0, (-1, self.channels)).squeeze(2)
 
     def kept_share(self, rendered: Tensor) -> Tensor:
         return (1 - (1 - rendered).sum(dim=1, keepdim=True)).clamp(0, 1)

@@ -127,6 +127,7 @@ def random_grid(
 @method
 def focused_rise(
     num_masks: int | None = None,
+    grid_size: int | Sequence[int] = 10,
     p1: float | str = "auto",
     seed: int = 0,
     until: float | None = None,
@@ -136,20 +137,20 @@ def focused_rise(
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
-    """RISE's masks find where the evidence lies, then finer masks there show its shape: a sharp map from a few hundred
-    forwards, by one regression of the scores on all masks.
+    """RISE's masks, which keep so much that half of the effect is left, and one regression of the scores on them: a
+    sharp map from a few hundred forwards.
 
-    Where nothing stands out, as in a healthy scan, there are more masks over the whole image.
-    Masks keep so much that half of the effect is left, by the scores so far: little where one place gives what another
-    gives, such as two lesions, and much where all of a shape is needed.
+    Where one place gives what another gives, such as two lesions, masks keep little, so that often one of the two alone
+    is left. Where all of a shape is needed they keep much. The scores so far decide.
     Under a ``SlidingWindowInferer`` windows on its patch grid find the place, and all outside of it is kept.
 
     Args:
-        num_masks: random masks for each explained score, 340 by default, half of them over the whole image.
+        num_masks: random masks for each explained score, 340 by default; half as many where windows find the place.
+        grid_size: cells along each axis, one number or one per axis, as for :func:`rise`.
         p1: probability in (0, 1) that a cell is kept; ``"auto"`` finds it from the scores.
         seed: of the random masks.
-        until: more masks of the second half until the map agrees so well with one of as many other masks, as for
-            :func:`rise`.
+        until: more masks, half as many again each time, until the map agrees so well with one of as many other masks,
+            as for :func:`rise`.
         budget: the largest number of random masks with ``until``, 4000 by default.
         estimator: ``RegressionScoring()`` by default.
 
@@ -168,7 +169,7 @@ def focused_rise(
     """
     regression, cuts = RegressionScoring(), sliding_inferer(settings.get("inferer"))
     count = 340 if num_masks is None else num_masks
-    masks = FocusedMasks(regression, count, p1, seed, cuts, until, most_masks(count, until, budget))
+    masks = FocusedMasks(regression, count, grid_size, p1, seed, cuts, until, most_masks(count, until, budget))
     return PerturbationInferer(masks, target, estimator or regression, **settings)
 
 

@@ -63,7 +63,7 @@ def test_the_search_of_each_score_is_started_once(classes: list[int], monkeypatc
     (found,) = explain.explain(image(), scores_of)
     assert found.standard_error.shape == found.saliency.shape
     assert bool((found.noise > 0).all())
-    assert found.stopped.startswith("the last masks look inside")
+    assert found.stopped.startswith("the last masks keep")
     assert len(ms.visualize.legend.Legend.of(found)) == len(classes)
     # The mask that hides the place alone is scored too, and no map is made of it.
     assert counts.sent == [len(observed.ids) + 1 for observed in found.observed]
@@ -106,7 +106,7 @@ def test_a_resumed_run_starts_it_once_more(tmp_path: Path, monkeypatch: pytest.M
     resumed = run(scores_of)
     assert len(counts.sent) == 3
     assert counts.sent[0] == counts.sent[2] == len(expected.ids) > counts.sent[1] > 50
-    assert expected.stopped.startswith("the last masks look inside")
+    assert expected.stopped.startswith("the last masks keep")
     assert resumed.num_forwards < expected.num_forwards
     assert [*resumed.ids] == [*expected.ids]
     assert torch.equal(resumed.saliency, expected.saliency)

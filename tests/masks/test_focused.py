@@ -1,5 +1,6 @@
-"""Random masks in two rounds: where they lie, what they ask for, and what their map shows."""
+"""Random masks that keep half of the effect: what they hide, what they ask for, and what their map shows."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
 
+REGRESSION = ms.estimators.RegressionScoring()
 LOGIT = ms.ClassScore([0], "none")
 ONE = [(slice(20, 25), slice(31, 37))]
 TWO = [(slice(5, 10), slice(6, 11)), (slice(33, 38), slice(30, 36))]
@@ -48,37 +50,34 @@ def inside(place: tuple[int, ...], box: tuple[slice, ...]) -> bool:
     return all(side.start <= at < side.stop for at, side in zip(place, box, strict=True))
 
 
-def places_of(found: ms.Explanation) -> list[int]:
-    return list(dict.fromkeys(place for place, number, _ in found.ids if place and number >= 0))
-
-
 @pytest.mark.parametrize(
-    ("shape", "box"),
+    ("shape", "box", "grid_size"),
     [
-        ((48, 44), ONE[0]),
-        ((37, 45), (slice(32, 37), slice(0, 6))),
-        ((24, 30, 20), (slice(5, 10), slice(20, 25), slice(9, 14))),
+        ((48, 44), ONE[0], 10),
+        ((37, 45), (slice(32, 37), slice(0, 6)), 10),
+        ((24, 30, 20), (slice(5, 10), slice(20, 25), slice(9, 14)), 8),  # finer cells in 3D shrink the map more
     ],
 )
-def test_the_evidence_is_found(shape: tuple[int, ...], box: tuple[slice, ...]) -> None:
-    found = explain(means(box), image(*shape))
-    (place,) = places_of(found)
+def test_the_evidence_is_found(shape: tuple[int, ...], box: tuple[slice, ...], grid_size: int) -> None:
+    found = explain(means(box), image(*shape), grid_size=grid_size)
     assert found.num_forwards <= 350
     assert inside(peaks(found, 1)[0], box)
-    # The place holds the box and little else, and hiding it hides the box.
-    hidden = found.masks.render([(place, -1, 0)])[0, 0]
-    assert float(hidden[box].max()) < 0.05
+    # The place that is hidden for the words holds most of the box and little else.
+    (row,) = found.masks.places(found.ids)
+    hidden = found.masks.render([found.ids[row]])[0, 0]
+    assert float(hidden[box].mean()) < 0.05
     assert float((1 - hidden).mean()) < 0.25
     # A value is what hiding a sixteenth of each axis takes: all of them together take what the image adds.
     cells = found.saliency[0].numel() / torch.tensor([max(1, n / 16) for n in shape]).prod()
     assert float(found.saliency[0].mean() * cells) == pytest.approx(1, abs=0.25)
 
 
+@pytest.mark.parametrize("inferer", [None, SlidingWindowInferer(8, 4, 0.5)])
 @pytest.mark.parametrize("shape", [(48, 44), (12, 20, 14)])
-def test_a_mask_depends_on_its_id_alone(shape: tuple[int, ...]) -> None:
-    bound = ms.masks.FocusedMasks(ms.estimators.RegressionScoring(), 20, seed=3).bind(image(*shape)[0])
-    place, other = 0b111 << 50, 0b11 << 90
-    ids = [*bound.first_round(), *((place, n, 30) for n in range(6)), *((other, n, 70) for n in range(-1, 6))]
+def test_a_mask_depends_on_its_id_alone(shape: tuple[int, ...], inferer: Any) -> None:
+    bound = ms.masks.FocusedMasks(REGRESSION, 20, seed=3, inferer=inferer).bind(image(*shape)[0])
+    ids = [*bound.first_round(), *((0, n, 30) for n in range(6)), *((0, n, 70) for n in range(6))]
+    ids += [(0b1011, 0, 0), *((0b1011, n, 50) for n in range(6))]
     masks = bound.render(ids)
     assert masks.shape == (len(ids), 1, *shape)
     assert float(masks.min()) >= 0
@@ -89,32 +88,41 @@ def test_a_mask_depends_on_its_id_alone(shape: tuple[int, ...]) -> None:
     box = tuple(slice(2, n - 3) for n in shape)
     here = (slice(None), slice(None), *box)
     assert_close(bound.render(ids, box=box), masks[here], within=MASKS)
-    assert len({mask.numpy().tobytes() for mask in masks}) == len(ids)
-    assert float(bound.render([(bound._all, -1, 0)]).max()) == 0
+    assert float(bound.render([(0, 0, 0)]).max()) == 0
+
+
+def test_masks_are_those_of_rise() -> None:
+    rise = ms.masks.RISEMasks(40, (4, 5), 0.5, seed=3).bind(image(11, 24)[0])
+    bound = ms.masks.FocusedMasks(REGRESSION, 40, (4, 5), seed=3).bind(image(11, 24)[0])
+    assert torch.equal(bound.render([(0, n, 50) for n in range(40)]), rise.render(range(40)))
+    # Within a set of windows; elsewhere all is kept.
+    first_windows = bound.render([(0b111, 0, 0)])[0, 0]
+    inside_them = bound.render([(0b111, 7, 50)])[0, 0]
+    assert torch.equal(inside_them, torch.where(first_windows == 0, rise.render([7])[0, 0], 1.0))
 
 
 def test_masks_in_other_coordinates() -> None:
-    """What is read of the lattice is what is read of rendered masks."""
-    bound = ms.masks.FocusedMasks(ms.estimators.RegressionScoring(), 20).bind(image(12, 20, 14)[0].double())
-    ids = [*bound.first_round(), (0b111 << 50, 1, 30), (0b11 << 90, -1, 0)]
+    """Cells that are multiplied give what rendered masks give."""
+    bound = ms.masks.FocusedMasks(REGRESSION, 20).bind(image(12, 20, 14)[0].double())
     matrices = [torch.rand(n, 3, dtype=torch.float64) for n in bound.spatial_shape]
-    wanted = torch.einsum("nabc,ai,bj,ck->nijk", bound.render(ids)[:, 0], *matrices)
-    assert_close(bound.along_axes(ids, matrices)[:, 0], wanted)
+    for ids in ([*bound.first_round(), (0, 7, 30), (0, 8, 80)], [(0b111 << 50, 1, 30), (0b11 << 90, 0, 0)]):
+        wanted = torch.einsum("nabc,ai,bj,ck->nijk", bound.render(ids)[:, 0], *matrices)
+        assert_close(bound.along_axes(ids, matrices)[:, 0], wanted)
 
 
 @pytest.mark.parametrize("percent", [10, 50, 80])
 def test_so_many_cells_are_kept(percent: int) -> None:
-    bound = ms.masks.FocusedMasks(ms.estimators.RegressionScoring(), 340).bind(image(48, 44)[0])
-    upper_half = (1 << bound.grid[0] // 2 * bound.grid[1]) - 1
-    for place in (0, upper_half):
-        masks = bound.render([(place, n, percent) for n in range(170)])
-        assert float(masks.mean()) == pytest.approx(percent / 100, abs=0.03)
+    bound = ms.masks.FocusedMasks(REGRESSION, 340).bind(image(48, 44)[0])
+    upper_half = (1 << bound.windows[0] // 2 * bound.windows[1]) - 1
+    assert float(bound.render([(0, n, percent) for n in range(170)]).mean()) == pytest.approx(percent / 100, abs=0.03)
+    masks = bound.render([(upper_half, n, percent) for n in range(170)])
+    assert float(masks.mean()) == pytest.approx((1 + percent / 100) / 2, abs=0.02)
 
 
 def kept(network: Any, **settings: Any) -> list[int]:
     """How many of 100 cells the masks of each look keep."""
     found = explain(network, **settings)
-    return list(dict.fromkeys(percent for _, number, percent in found.ids if number >= 0))
+    return list(dict.fromkeys(percent for *_, percent in found.ids if percent))
 
 
 def test_so_much_is_kept_that_half_of_the_effect_is_left() -> None:
@@ -146,20 +154,52 @@ def test_evidence_that_adds_up() -> None:
     assert all(any(inside(peak, box) for peak in peaks(found, 2)) for box in TWO)
 
 
-def test_where_nothing_stands_out_there_are_more_masks_of_the_first_round() -> None:
+def test_each_look_has_as_many_masks_as_all_before_it() -> None:
+    found = explain(means(*ONE))
+    search, looks = found.masks.search(torch.ones(1)), []
+    wanted = next(search)
+    for _ in range(5):
+        looks.append(len(wanted))
+        with contextlib.suppress(StopIteration):
+            wanted = search.send(means(*ONE)(found.masks.render(wanted)))
+    assert looks == [1 + 21, 21, 43, 85, 170 + 1]  # with the mask that hides all, and the one that hides the place
+
+
+def test_where_the_score_never_changes_half_of_the_cells_are_kept() -> None:
     found = explain(lambda x: torch.full((len(x), 1), 70.1))
-    assert found.stopped.startswith("nothing stood out, so the last masks cover the whole image")
-    assert [(place, number, percent) for place, number, percent in found.ids if number >= 0] == [
-        (0, number, 50) for number in range(340)
-    ]
+    assert found.stopped == "the last masks keep 50% of the cells"
+    assert found.ids == [(0, 0, 0), *((0, number, 50) for number in range(340))]
+
+
+def test_a_constant_in_the_score_changes_no_mask() -> None:
+    found, turned = explain(either), explain(lambda x: -either(x))
+    assert found.ids == explain(lambda x: 8 + either(x)).ids
+    assert found.observed[0].ids == turned.observed[0].ids
+    assert_close(found.saliency, -turned.saliency)
+
+
+PATCHES = {"target": ms.RegionScore(1, "softmax", "all"), "inferer": SlidingWindowInferer((16, 16), 4, 0.5)}
 
 
 def test_where_all_stands_out_on_patches_random_masks_cover_all() -> None:
-    settings = {"target": ms.RegionScore(1, "softmax", "all"), "inferer": SlidingWindowInferer((16, 16), 4, 0.5)}
-    found, whole = (explain(lambda x: torch.cat([-x, x], 1), **settings, patch_memory=kept) for kept in (True, False))
-    assert found.ids == whole.ids
-    assert sum(drawn >= 0 for _, drawn, _ in found.ids) == len(found.scores[-170:].unique()) == 170
-    assert_close(found.scores, whole.scores)
+    remembered, whole = (
+        explain(lambda x: torch.cat([-x, x], 1), **PATCHES, patch_memory=memory) for memory in (True, False)
+    )
+    assert remembered.ids == whole.ids
+    assert sum(percent > 0 for *_, percent in remembered.ids) == len(remembered.scores[-170:].unique()) == 170
+    assert_close(remembered.scores, whole.scores)
+
+
+def test_windows_with_evidence_on_patches() -> None:
+    """Random masks hide the windows with evidence alone."""
+    x = image() * 0
+    x[0, 0, 20:25, 31:37] = 1
+    found = explain(lambda x: torch.cat([-x, x], 1), x, **PATCHES)
+    masks = found.masks.render([mask for mask in found.ids if mask[2]])[:, 0]
+    assert found.stopped.endswith("of the cells in the windows with evidence, and all else")
+    assert bool((masks[:, 20:25, 31:37] < 1).any(dim=0).all())
+    assert float((masks == 1).all(dim=0).double().mean()) > 0.5
+    assert float(masks[:, 20:25, 31:37].mean()) < 0.9
 
 
 def test_batches_change_nothing() -> None:
@@ -170,7 +210,7 @@ def test_batches_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("until", [0.8, 0.95])
-def test_until_asks_for_more_of_the_second_round(until: float) -> None:
+def test_until_asks_for_more(until: float) -> None:
     """The map agrees with that of other masks about as well as was asked."""
     network = lambda x: torch.sigmoid(12 * (means(*ONE)(x) - 0.6))  # noqa: E731
     found = [explain(network, until=until, num_masks=40, budget=1500, seed=seed) for seed in range(4)]

@@ -45,11 +45,11 @@ class TestSums:
 
     @pytest.mark.parametrize("ids", [[5, 0, 3, 3, 8], range(2, 7), []])
     def test_along_axes_is_the_product_with_rendered_masks(self, masks: Masks, ids: Sequence[int]) -> None:
-        bound, generator = bind(masks, 9, 8, 7), torch.Generator().manual_seed(0)
+        bound, generator = bind(masks, 9, 8, 7, dtype=torch.float64), torch.Generator().manual_seed(0)
         matrices = [torch.randn(n, k, dtype=torch.float64, generator=generator) for n, k in ((9, 4), (8, 1), (7, 12))]
         expected = torch.einsum("ncxyz,xa,yb,zd->ncabd", bound.render(ids).double(), *matrices)
         found = bound.along_axes(ids, matrices)
-        assert found.dtype == torch.float64
+        assert found.dtype == bind(masks, 9, 8, 7).along_axes(ids, matrices).dtype == torch.float64
         assert_close(found, expected)
 
     @pytest.mark.parametrize("ids", [[-1], [0, 9999], range(3, 10_000), range(-1, 2)])
