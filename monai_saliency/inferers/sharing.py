@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.ensemble_state import EnsembleState
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.row_check import RowsDepend
-from monai_saliency.networks.identity import state_fingerprint
+from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.runtime import runtime_settings
 from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.utils.precision import chosen_arithmetic
@@ -29,8 +29,7 @@ def note_origin(states: Sequence[CaseState], deciding: Mapping[str, Any], networ
     """Note hashes of what decides the scores: settings, weights and images, but where two machines preprocess these."""
     given = {**deciding, "autocast or TF32": [*chosen_arithmetic(), runtime_settings(network)]}
     shared = {name: _hash(value) for name, value in given.items()}
-    if isinstance(network, torch.nn.Module):
-        shared["the network"] = _hash(network, state_fingerprint)
+    shared["the network"] = network_fingerprint(network, kept=True)
     for state in states:
         case = state.case
         labels = None if case.labels is None else plain(case.labels).cpu()
@@ -39,9 +38,9 @@ def note_origin(states: Sequence[CaseState], deciding: Mapping[str, Any], networ
         state.made_by = {**shared, "the image, label map, voxel sizes or held inputs": _hash(image)}
 
 
-def _hash(value: Any, hash_of: Callable[[Any], str] = fingerprint) -> str | None:
+def _hash(value: Any) -> str | None:
     try:
-        return hash_of(value)
+        return fingerprint(value)
     except Unfingerprintable:
         return None
 

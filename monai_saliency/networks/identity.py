@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
@@ -14,12 +14,12 @@ from monai_saliency.networks.runtime import plain_network, runtime_settings
 from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.utils.monai_private import is_compiled, tensor_version
 
-__all__ = ["network_fingerprint", "network_key", "same_network", "state_fingerprint"]
+__all__ = ["network_fingerprint", "network_key", "same_network"]
 
 _PLAIN = (type(None), bool, int, float, str)
 
-# The parts of a network with what tells that they have changed, and the hash that each function gave of it.
-_Kept: TypeAlias = tuple[list[tuple[ref, Any]], dict[Callable[..., str], str]]
+# The parts of a network with what tells that they have changed, and its hash.
+_Kept: TypeAlias = tuple[list[tuple[ref, Any]], str]
 #: by network; nothing of it is held alive
 _hashes: WeakKeyDictionary[torch.nn.Module, _Kept] = WeakKeyDictionary()
 
@@ -71,30 +71,19 @@ def network_key(network: Any, network_id: str | None = None, kept: bool = False)
     while isinstance(network, DataParallel | DistributedDataParallel) or is_compiled(network):
         network = next(network.children())
     try:
-        return _kept_hash(network, fingerprint) if kept else fingerprint(network)
+        return _kept_hash(network) if kept else fingerprint(network)
     except Unfingerprintable as error:
         raise Unfingerprintable(f"the network holds {error}: {advice}") from error
 
 
-def state_fingerprint(network: torch.nn.Module) -> str:
-    """A hash of a network's parameters and buffers alone, kept as by :func:`network_key`."""
-    return _kept_hash(network, _hash_of_state)
-
-
-def _hash_of_state(network: torch.nn.Module) -> str:
-    return fingerprint([*network.parameters(), *network.buffers()])
-
-
-def _kept_hash(network: torch.nn.Module, hash_of: Callable[[torch.nn.Module], str]) -> str:
-    """The hash that a function gives of a network, computed again if the network may have changed since."""
+def _kept_hash(network: torch.nn.Module) -> str:
+    """The hash of a network, computed again if the network may have changed since."""
     now = list(_made_of(network))
-    before, hashes = _hashes.get(network, ([], {}))
+    before, found = _hashes.get(network, ([], ""))
     if not _is_same(before, now):
-        hashes = {}
-        _hashes[network] = [(ref(part), mark) for part, mark in now], hashes
-    if hash_of not in hashes:
-        hashes[hash_of] = hash_of(network)
-    return hashes[hash_of]
+        found = fingerprint(network)
+        _hashes[network] = [(ref(part), mark) for part, mark in now], found
+    return found
 
 
 def _made_of(network: torch.nn.Module) -> Iterator[tuple[Any, Any]]:
