@@ -21,8 +21,6 @@ import monai_saliency as ms
 from monai_saliency.distributed.process_group import MasksOverRanks
 from monai_saliency.errors import CaseError
 from monai_saliency.targets.base import Target
-from monai_saliency.targets.postprocessing import Reading
-from monai_saliency.targets.segmentation import PredictedRegionScore
 
 SHAPE = (9, 8)
 LABELS = torch.arange(3).repeat_interleave(3)[None, :, None].expand(1, *SHAPE)
@@ -98,7 +96,6 @@ def displace(x: torch.Tensor) -> torch.Tensor:
     return segment(x)[:, :2]
 
 
-SIGMOID = Reading("sigmoid", "argmax")
 #: targets by name, each with networks that it explains
 TARGETS: dict[str, list[tuple[Callable[[], Target], Callable[[torch.Tensor], Any]]]] = {
     "AutoTarget": [
@@ -114,9 +111,6 @@ TARGETS: dict[str, list[tuple[Callable[[], Target], Callable[[torch.Tensor], Any
     "FieldSimilarity": [(lambda: ms.FieldSimilarity(), displace)],
     "FunctionScore": [(lambda: ms.FunctionScore(lambda output: output.mean(dim=1)), classify)],
     "RegionScore": [(lambda: ms.RegionScore(1, "softmax"), segment)],
-    "PredictedRegionScore": [
-        (lambda: PredictedRegionScore(1, "sigmoid", lambda output: SIGMOID.labels(output, "sigmoid")), segment)
-    ],
     "RegressionScore": [(lambda: ms.RegressionScore(), classify)],
 }
 

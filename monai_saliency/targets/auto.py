@@ -26,7 +26,6 @@ from monai_saliency.targets import (
 from monai_saliency.targets.base import ACTIVATIONS, SCALES, Quantity, in_unit_interval, rows_sum_to_one
 from monai_saliency.targets.postprocessing import Reading
 from monai_saliency.targets.regions import Labels
-from monai_saliency.targets.segmentation import PredictedRegionScore
 from monai_saliency.utils.arguments import check_option, indices_or_word, whole_number
 
 __all__ = ["AutoTarget", "Choice", "finds_nothing"]
@@ -248,7 +247,7 @@ class AutoTarget(Target):
         words = f"{what} {_listed(shown)} in its predicted region"
         if len(predicted) > _MAX_MAPS:
             words += f", the largest of {len(predicted)}"
-        return Choice(PredictedRegionScore(shown, activation, lambda _: labels, scale), words)
+        return Choice(RegionScore(shown, activation, labels, scale=scale), words)
 
     def _check_numbers(self, values: torch.Tensor, reading: Reading, where: str) -> None:
         """Refuse numbers that somebody takes for classes: in another shape these would be explained."""

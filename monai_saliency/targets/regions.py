@@ -54,7 +54,7 @@ def predicted_labels(output: torch.Tensor, activation: str) -> Labels:
 
 def check_region(region: Any, words: Collection[str]) -> None:
     """Refuse a region that is neither one of the words nor a label tensor."""
-    if isinstance(region, torch.Tensor) or (isinstance(region, str) and region in words):
+    if isinstance(region, (torch.Tensor, Labels)) or (isinstance(region, str) and region in words):
         return
     got = f"a {type(region).__name__}: write torch.as_tensor(...)"
     if isinstance(region, str):

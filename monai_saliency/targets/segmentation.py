@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +37,7 @@ from monai_saliency.targets.regions import (
 from monai_saliency.utils.arguments import check_option, indices, indices_or_word, whole_number
 from monai_saliency.utils.tensors import Box, columns, everywhere
 
-__all__ = ["DiceScore", "PredictedRegionScore", "RegionScore"]
+__all__ = ["DiceScore", "RegionScore"]
 
 _SMOOTH = 1e-5  # of a Dice score, as in monai.losses.DiceLoss
 
@@ -59,7 +59,7 @@ class _SegmentationTarget(Target):
         self,
         channel: int | Sequence[int] | str,
         activation: str,
-        region: str | torch.Tensor = "predicted",
+        region: str | torch.Tensor | Labels = "predicted",
         *,
         label_values: Sequence[int | Sequence[int]] | None = None,
     ) -> None:
@@ -79,6 +79,8 @@ class _SegmentationTarget(Target):
         output = check_volume(reference_output, case, type(self).__name__)
         check_activation(output, self.activation, case)
         name = self.region if isinstance(self.region, str) else "given"
+        if isinstance(self.region, Labels):
+            name = "predicted"
         where = "the image" if name == "all" else f"the {name.replace('_', ' ')} region"
         parts: list[_Part] = []
         for channel in self._channels(output):
@@ -116,6 +118,8 @@ class _SegmentationTarget(Target):
 
     def _region(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
         """The region of a channel, bool ``(*spatial)`` on the output's device."""
+        if isinstance(self.region, Labels):
+            return self.region.region(channel)
         if isinstance(self.region, torch.Tensor):
             return given_region(self.region, output.shape[2:], case).to(output.device)
         if self.region == "all":
@@ -149,7 +153,9 @@ class RegionScore(_SegmentationTarget):
             - ``"label"``: the channel's voxels in the case's label map;
             - ``"false_positive"``: predicted but not in the label map, to see why the network finds something there;
             - ``"all"``: all voxels;
-            - a label tensor ``(*spatial)`` or ``(1, *spatial)``, not 0 inside.
+            - a label tensor ``(*spatial)`` or ``(1, *spatial)``, not 0 inside;
+            - the ``Labels`` that somebody else's steps, such as a bundle's postprocessing, make of the unperturbed
+              output.
 
             Label maps and label tensors may lie on the image's grid: where the output's grid is coarser, they are
             resampled to the nearest voxel.
@@ -181,7 +187,7 @@ class RegionScore(_SegmentationTarget):
         self,
         channel: int | Sequence[int] | str,
         activation: str,
-        region: str | torch.Tensor = "predicted",
+        region: str | torch.Tensor | Labels = "predicted",
         *,
         label_values: Sequence[int | Sequence[int]] | None = None,
         components: int | None = None,
@@ -208,25 +214,6 @@ class RegionScore(_SegmentationTarget):
         if not self.is_additive:
             check_probabilities(_BoundRegionScore(parts, self.activation, output, where)(output))
         return _BoundRegionScore(parts, self.activation, output, where, in_log_odds=not self.is_additive)
-
-
-class PredictedRegionScore(RegionScore):
-    """A :class:`RegionScore` in the regions that somebody else's steps make of the unperturbed output, such as a
-    bundle's postprocessing.
-    """
-
-    def __init__(
-        self,
-        channel: int | Sequence[int],
-        activation: str,
-        labels: Callable[[torch.Tensor], Labels],
-        scale: str = "probability",
-    ) -> None:
-        super().__init__(channel, activation, scale=scale)
-        self.labels = labels
-
-    def _region(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
-        return self.labels(output).region(channel)
 
 
 class _BoundRegions(BoundTarget):

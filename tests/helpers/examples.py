@@ -11,24 +11,31 @@ from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.targets import Target
-from monai_saliency.targets.postprocessing import Reading
-from monai_saliency.targets.segmentation import PredictedRegionScore
 
 T = TypeVar("T")
 
 
 def found_in_package(base: type[T]) -> list[type[T]]:
-    """All classes of a room that are its ``base`` and can be made; not those of other rooms, which wrap one."""
+    """All classes of a room that are its ``base`` and can be made, and those that another room lists as public: not
+    what only wraps one, nor xaitk-saliency's, which are tested beside it.
+    """
     room = import_module(base.__module__.rpartition(".")[0])
     for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
         import_module(module.name)
     found, left = [], [base]
     while left:
         left += (each := left.pop()).__subclasses__()
-        ours = each.__module__.startswith(f"{room.__name__}.")
+        package, own, *_ = [*each.__module__.split("."), ""]
+        is_listed = package == "monai_saliency" and own != "xaitk" and each.__name__ in _listed(own)
+        ours = each.__module__.startswith(f"{room.__name__}.") or is_listed
         if ours and not inspect.isabstract(each) and not each.__name__.startswith("_"):
             found.append(each)
     return sorted(set(found), key=lambda each: each.__name__)
+
+
+def _listed(room: str) -> list[str]:
+    """The public names of a room."""
+    return getattr(import_module(f"monai_saliency.{room}"), "__all__", [])
 
 
 def classes(_: int) -> torch.Tensor:
@@ -47,10 +54,6 @@ def boxes(dims: int) -> list[dict[str, torch.Tensor]]:
     return [{"boxes": box, "labels": torch.tensor([1]), "scores": torch.tensor([0.7])}]
 
 
-def sigmoid_and_argmax(output: torch.Tensor) -> Any:
-    return Reading("sigmoid", "argmax").labels(output, "sigmoid")
-
-
 #: for each target some examples, and what makes an output for one image of so many axes
 TARGETS: dict[type[Target], list[tuple[Target, Callable[[int], Any]]]] = {
     ms.AutoTarget: [(ms.AutoTarget(), classes), (ms.AutoTarget(), volume), (ms.AutoTarget(), boxes)],
@@ -60,7 +63,6 @@ TARGETS: dict[type[Target], list[tuple[Target, Callable[[int], Any]]]] = {
     ms.EmbeddingSimilarity: [(ms.EmbeddingSimilarity(measure), volume) for measure in ("cosine", "distance")],
     ms.FieldSimilarity: [(ms.FieldSimilarity(), lambda dims: volume(dims)[:, :1].expand(1, dims, *[8] * dims))],
     ms.FunctionScore: [(ms.FunctionScore(lambda output: output.sum(dim=1)), classes)],
-    PredictedRegionScore: [(PredictedRegionScore(1, "sigmoid", sigmoid_and_argmax), volume)],
     ms.RegionScore: [(ms.RegionScore(1, "softmax"), volume), (ms.RegionScore(1, "none", components=2), volume)],
     ms.RegressionScore: [(ms.RegressionScore("all"), classes)],
 }
