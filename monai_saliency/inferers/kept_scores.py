@@ -35,12 +35,17 @@ class KeptScores:
             # Copies: what the network gave may live in a buffer that the next batch overwrites.
             self.stored.add(start, stop, self.search.scores[start:stop])
 
+    def flush(self) -> None:
+        """Write what still waits."""
+        if self.stored is not None:
+            self.stored.flush()
+
     def end_round(self, look_for_others: bool) -> None:
         """Write what still waits, unless the case is done and all its scores go into one file."""
         if self.stored is None:
             return
         if look_for_others or not self.search.scored:
-            self.stored.flush()
+            self.flush()
         if look_for_others:
             try:
                 self.stored.check_unchanged()

@@ -66,7 +66,12 @@ def run_rounds(
             return
         batches = of_part(list(cut(spans, size)), part)
         progress.begin(scorer.plan(spans, batches), states, number)
-        scorer.score(batches, progress.advance)
+        try:
+            scorer.score(batches, progress.advance)
+        except BaseException:
+            for state in states:
+                state.kept.flush()  # a run that is stopped keeps what it has scored
+            raise
         for state in states:
             # Parts that run apart meet in the store: what is there by now is taken, and nothing waits.
             state.kept.end_round(look_for_others=meet is None and part.count > 1)

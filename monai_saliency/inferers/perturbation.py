@@ -19,8 +19,9 @@ __all__ = ["HIDDEN", "Perturbation"]
 #: the row with the whole image replaced by the fill
 HIDDEN = -1
 
-# Values of fills that are made at once where they depend on the mask; a GPU needs that many to be busy.
-_FILLED, _FILLED_ON_GPU = 2**22, 2**25
+# Values of masks, and the most masks, that are made at once; and of fills that depend on the mask, of which a GPU needs
+# more to be busy.
+_VALUES, _MASKS, _VALUES_ON_GPU = 2**22, 64, 2**25
 
 
 class Perturbation:
@@ -79,10 +80,10 @@ class Perturbation:
             start, out = 1, out[1:]
         if start >= stop:
             return
-        if self.fill_of is None:
-            masks = self._rendered(start, stop, box)
-        else:
+        if box is None:
             masks, fill = self._masks_and_fills(start, stop)
+        else:
+            masks = self._rendered(start, stop, box)
         self.masks.perturb(image, fill, masks, self.is_finite, out, box)
 
     def _rendered(self, start: int, stop: int, box: Box | None = None) -> Tensor:
@@ -92,29 +93,34 @@ class Perturbation:
         return masks.to(self.image.dtype)
 
     def _masks_and_fills(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """The masks of rows [start, stop) of a round, and their fills ``(n, C, *spatial)``: made in groups, which may
-        be larger than batches, at fixed places of the round (law 7).
+        """The masks of rows [start, stop) of a round, and their fills ``(n, C, *spatial)``: made in groups at fixed
+        places of the round (law 7), which are larger than batches if images are small.
         """
-        size = max(1, (_FILLED_ON_GPU if self.image.is_cuda else _FILLED) // self.image.numel())
+        size = max(1, (_VALUES_ON_GPU if self.fill_of and self.image.is_cuda else _VALUES) // self.image.numel())
+        if self.fill_of is None:
+            size = min(size, _MASKS)
+            if size <= stop - start:
+                return self._rendered(start, stop), self.fill
         ends = [1, *(end + 1 for end in self.search.ends)]
         begin, end = next(rows for rows in pairwise(ends) if start < rows[1])
         masks, fills = [], []
         for first in range(start - (start - begin) % size, stop, size):
             if self._group is None or self._group[0] != first:
-                self._group = self._filled(first, min(first + size, end))
+                self._group = first, *self._made(first, min(first + size, end))
             rows = slice(max(start - first, 0), stop - first)
             masks.append(self._group[1][rows])
             fills.append(self._group[2][rows])
         if stop == end:
             self._group = None
-        return torch.cat(masks), torch.cat(fills)
+        return (masks[0], fills[0]) if len(masks) == 1 else (torch.cat(masks), torch.cat(fills))
 
-    def _filled(self, start: int, stop: int) -> tuple[int, Tensor, Tensor]:
-        """A group: its first row, and the masks and fills of rows [start, stop)."""
-        assert self.fill_of is not None
+    def _made(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """The masks and fills of a group of rows [start, stop)."""
         masks = self._rendered(start, stop)
+        if self.fill_of is None:
+            return masks, self.fill.expand(len(masks), *self.fill.shape)
         fills = self.fill_of(self.image[None], self.masks.kept_share(masks))
         if fills.shape != (len(masks), *self.image.shape):
             words = f"{tuple(fills.shape)} for {len(masks)} masks of an image of {tuple(self.image.shape)}"
             raise CaseError(self.search.name, f"`fill.of` gave shape {words}")
-        return start, masks, fills.to(self.image)
+        return masks, fills.to(self.image)

@@ -391,8 +391,11 @@ def random_rows(seed: int, numbers: Sequence[Any], width: int) -> np.ndarray:
     """Some rows of ``default_rng(seed).random((n, width))`` with n large enough."""
     rows, wanted = np.empty((len(numbers), width)), np.asarray(numbers, dtype=np.int64)
     begins = np.flatnonzero(np.diff(wanted, prepend=wanted[:1]) != 1)
+    stream, place = np.random.PCG64(seed), 0
+    draw = np.random.Generator(stream).random
     for begin, end in itertools.pairwise([*begins, len(wanted)]):
         # One float64 takes one step of PCG64, so any row is reached without drawing the earlier ones.
-        stream = np.random.PCG64(seed).advance(int(wanted[begin]) * width)
-        rows[begin:end] = np.random.Generator(stream).random((end - begin, width))
+        stream.advance((int(wanted[begin]) - place) * width)
+        rows[begin:end] = draw((end - begin, width))
+        place = int(wanted[end - 1]) + 1
     return rows

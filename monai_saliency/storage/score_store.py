@@ -6,7 +6,8 @@ unperturbed image and, where these are the same for every image, other numbers o
 Files appear by renaming and hold no pickle. So any number of processes can write to the folder, on any file system: two
 processes that compute the same range write the same file. Behind its array each file has a checksum. A file without it
 (of an older version, or cut off when the power went) is not used, and its scores are computed again. A power cut costs
-at most the ranges of the last seconds; a finished case is on the disk before its ranges are removed.
+at most the ranges of the last seconds; a finished case is on the disk before its ranges are removed. Ranges that follow
+each other are written together where a file of its own for each would take more than a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import time
 import zlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -33,6 +35,8 @@ __all__ = ["StoredScores", "ScoreStore"]
 _CHECKSUM = len(b"crc00000000")
 _DIGEST, _DECIDES = 8, "decides.npy"
 _RANGE = re.compile(r"(\d+)-(\d+)\.npy")
+# How many times as long as a file took to write until the next one.
+_REST = 100
 
 
 class ScoreStore:
@@ -63,7 +67,8 @@ class StoredScores:
         self.folder = folder
         self._reference = np.zeros(0)  # the scores of the unperturbed image (K,)
         self._decides = np.zeros(0)  # what the file of this name must hold
-        self._pending: tuple[int, int, torch.Tensor, Timestamp] | None = None
+        self._pending: list[tuple[int, int, torch.Tensor, Timestamp]] = []  # ranges, one behind the other
+        self._rests_until = 0.0
 
     def one_by_one(self) -> StoredScores:
         """The scores of the same case where images go through the network one at a time, in a folder of their own."""
@@ -99,7 +104,7 @@ class StoredScores:
 
     def discard(self) -> None:
         """Delete all scores of masks."""
-        self._pending = None
+        self._pending = []
         _remove(self._files())
 
     def _files(self) -> list[Path]:
@@ -147,21 +152,28 @@ class StoredScores:
         """Store the scores ``(stop - start, K)`` of a range of masks."""
         # Copied now: a later copy would wait for the next batch of the network.
         copy = start, stop, to_host(scores), Timestamp(scores.device)
-        self.flush()
-        self._pending = copy
+        if time.monotonic() >= self._rests_until or (self._pending and self._pending[-1][1] != start):
+            self.flush()
+        self._pending.append(copy)
 
     def flush(self) -> None:
-        """Write the last range."""
-        if self._pending is not None:
-            (start, stop, scores, copied), self._pending = self._pending, None
-            copied.wait()
-            # A fault that passes must not be kept: NaN and infinite scores are computed again.
-            if bool(torch.isfinite(scores).all()):
-                _write(self.folder / f"{start}-{stop}.npy", scores.numpy())
+        """Write the ranges that wait, in one file."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        (start, *_), (_, stop, _, copied) = pending[0], pending[-1]
+        copied.wait()
+        begun = time.monotonic()
+        scores = torch.cat([scores for _, _, scores, _ in pending])
+        # A fault that passes must not be kept: NaN and infinite scores are computed again.
+        if bool(torch.isfinite(scores).all()):
+            _write(self.folder / f"{start}-{stop}.npy", scores.numpy())
+        ended = time.monotonic()
+        self._rests_until = ended + _REST * (ended - begun)
 
     def finish(self, scores: torch.Tensor) -> None:
         """Replace all ranges by one file with the scores ``(N, K)`` of all masks."""
-        self._pending = None
+        self._pending = []
         whole = self.folder / f"0-{len(scores)}.npy"
         _write(whole, scores.numpy(force=True), durable=True)
         _remove(path for path in self._files() if path != whole)
