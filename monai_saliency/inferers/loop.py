@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from monai_saliency.errors import CaseError
 from monai_saliency.inferers.batches import Plan, Rows, cut, of_part
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward
@@ -68,8 +69,8 @@ def run_rounds(
         progress.begin(scorer.plan(spans, batches), states, number)
         try:
             scorer.score(batches, progress.advance)
-        except BaseException:
-            for state in states:
+        except BaseException as error:
+            for state in states if not isinstance(error, CaseError) else ():
                 state.kept.flush()  # a run that is stopped keeps what it has scored
             raise
         for state in states:

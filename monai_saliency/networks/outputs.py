@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from monai_saliency.utils.monai_private import tree_map
+from monai_saliency.utils.tensors import plain
 
 __all__ = ["OutputPath", "check_rows", "choices", "in_parts", "joined", "num_rows", "read", "rows", "shape"]
 
@@ -61,7 +62,7 @@ def check_rows(output: Any, count: int) -> None:
 def rows(output: Any, start: int, stop: int, count: int) -> Any:
     """The rows [start, stop) of an output for ``count`` images that :func:`check_rows` accepts."""
     if isinstance(output, torch.Tensor) or _by_image(output, count):
-        return output[start:stop]
+        return plain(output)[start:stop]  # of a MetaTensor, MONAI would take its meta data apart
     if isinstance(output, Mapping):
         return {key: rows(part, start, stop, count) for key, part in output.items()}
     if isinstance(output, (tuple, list)):

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from monai.data import MetaTensor
 
+from monai_saliency.utils.monai_private import tree_map
+
 __all__ = [
     "Box",
     "blend",
@@ -77,8 +79,9 @@ def check_labels(labels: torch.Tensor) -> None:
 def with_meta_of(image: torch.Tensor, values: torch.Tensor) -> MetaTensor:
     """A MetaTensor of other values with a copy of an image's meta data."""
     copied = MetaTensor(plain(values)).copy_meta_from(image)
-    # MONAI copies only the outermost level: both tensors would share one affine.
-    copied.__dict__ = deepcopy(copied.__dict__)
+    # MONAI copies only the outermost level: both tensors would share one affine. deepcopy takes a header's many small
+    # tensors apart.
+    copied.__dict__ = tree_map(lambda part: part.clone() if torch.is_tensor(part) else deepcopy(part), copied.__dict__)
     return copied
 
 
