@@ -13,10 +13,11 @@ import torch
 
 from monai_saliency.bundle.command import settings_of
 from monai_saliency.handlers.summary import Summary, figures
-from monai_saliency.metrics.agreement import correlation, read_map
+from monai_saliency.metrics.agreement import correlation
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.storage.tables import CaseTable, Failures, write_csv
 from monai_saliency.utils.arguments import require
+from monai_saliency.visualize.report.cases import MapFile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -170,12 +171,12 @@ def _maps(setting: Setting, case: str) -> dict[tuple[Any, ...], torch.Tensor]:
     path = setting.folder / f"{case}_saliency.nii.gz"
     if not rows or not path.is_file():
         return {}
-    voxels, _ = read_map(path)
-    if len(rows) == 1:
-        voxels = voxels[..., None]
+    try:
+        voxels = MapFile(path, len(rows)).read()
+    except Exception as error:
+        raise ValueError(f"{path} is not a readable map ({error}): delete it and run again") from error
     maps = {}
-    for number, row in enumerate(rows):
-        own = voxels[..., number]
+    for row, own in zip(rows, voxels, strict=True):
         maps[row["class"], row["channel"], own.shape] = torch.tensor(own.reshape(1, -1)).double()
     return maps
 

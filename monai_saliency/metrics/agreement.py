@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from scipy.stats import rankdata
 
-from monai_saliency.errors import AdviceError
 from monai_saliency.metrics.base import checked_maps
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.plausibility import highest_voxels
-from monai_saliency.storage.scans import load_scan
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["MapAgreement", "correlation", "map_agreement", "rank_correlation", "read_map"]
+__all__ = ["MapAgreement", "correlation", "map_agreement", "rank_correlation"]
 
 
 def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -111,12 +108,3 @@ def _overlap(ours: torch.Tensor, theirs: torch.Tensor, top: float) -> float:
     if not our_highest.any() or not their_highest.any():
         return math.nan
     return int((our_highest & their_highest).sum()) / int(our_highest.sum())
-
-
-def read_map(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
-    """The voxels of a map's file, ``(*spatial)`` or ``(*spatial, K)`` for K maps, and its affine ``(4, 4)``."""
-    try:
-        scan = load_scan(path)
-        return np.asanyarray(scan.dataobj), scan.affine
-    except Exception as error:
-        raise AdviceError(f"{path} is not a readable map ({error}): delete it and run again") from error

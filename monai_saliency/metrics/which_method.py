@@ -100,15 +100,6 @@ class MethodComparison:
     cases: list[Row]
     settings: Mapping[str, Row]
 
-    @property
-    def rows(self) -> Any:
-        """The table as a pandas ``DataFrame``; without pandas, :attr:`summary`."""
-        try:
-            import pandas
-        except ImportError:
-            return self.summary
-        return pandas.DataFrame(self.summary).set_index("method")
-
     def __str__(self) -> str:
         measured = [row for row in self.summary if not row["problem"]]
         shown = {name: words for name, words in FIGURES.items() if any(name in row for row in measured)}

@@ -208,11 +208,3 @@ def test_a_second_comparison_runs_only_what_is_not_kept(tmp_path: object) -> Non
     for one, other in zip(first.cases, second.cases, strict=True):
         assert one["auprc"] == other["auprc"]
         assert one["deletion"] == other["deletion"]
-
-
-def test_rows_are_a_table() -> None:
-    pandas = pytest.importorskip("pandas")
-    images, labels = scans(3)
-    found = metrics.compare_methods(Checkers(), images, ms.ClassScore([0], "none"), labels, ["hierarchical_occlusion"])
-    assert isinstance(found.rows, pandas.DataFrame)
-    assert found.rows.loc["hierarchical_occlusion", "auprc"] == found.summary[0]["auprc"]

@@ -25,9 +25,8 @@ from monai_saliency.data import CachedDataset, CohortLoader
 from monai_saliency.errors import AdviceError, CaseError, root_cause
 from monai_saliency.handlers.summary import summarize
 from monai_saliency.handlers.trust import label_on_grid
-from monai_saliency.metrics.agreement import read_map
 from monai_saliency.storage.label_maps import load_label
-from monai_saliency.storage.scans import scan_loader
+from monai_saliency.storage.scans import load_scan, scan_loader
 from monai_saliency.storage.tables import Failures
 from monai_saliency.transforms import CheckScand, LoadRegionsd, Saliencyd, SaveSaliencyd
 from monai_saliency.transforms.regions import region_rows
@@ -351,9 +350,10 @@ def test_the_same_scan_in_another_unit(unit: str, label_unit: str, files: tuple[
     other = explained(image, label)
     said = {str(each.message).partition(":")[0] for each in recwarn if "converted to mm" in str(each.message)}
     assert said == {each for each in (image, label) if "unknown" not in each}
-    (want, place), (found, other_place) = (read_map(each["saliency_path"]) for each in (mine, other))
+    ours, theirs = (load_scan(each["saliency_path"]) for each in (mine, other))
+    want, found = np.asarray(ours.dataobj), np.asarray(theirs.dataobj)
     np.testing.assert_allclose(found, want, rtol=2e-4, atol=SINGLE * want.max())
-    np.testing.assert_allclose(other_place, place, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(theirs.affine, ours.affine, rtol=1e-5, atol=1e-4)
     # The file has the scan's own header, so that viewers lay it over the scan.
     saved, scan = nib.load(other["saliency_path"]), nib.load(image)
     assert np.array_equal(saved.affine, scan.affine)

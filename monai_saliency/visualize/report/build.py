@@ -32,7 +32,7 @@ _HERE = Path(__file__).parent
 _THREADS = 4
 
 
-def write_report(folder: str | Path, title: str | None = None) -> Path:
+def write_report(folder: str | Path) -> Path:
     """Make the report of an output folder: ``report/index.html`` in it, which opens from disk, without a network.
 
     Where cases have label maps, ``cohort_regions.csv`` holds the mean of the maps in each region over the cohort
@@ -42,7 +42,6 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
 
     Args:
         folder: the output folder of our bundle's run or of the overlay's.
-        title: of the cohort's page; by default the folder's name.
 
     Returns:
         the path of ``index.html``.
@@ -59,9 +58,8 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
             addresses = pool.map(partial(_write_case, report, cohort, explained), range(len(explained)))
         thumbnails = {case.case: pictures for case, pictures in zip(explained, addresses, strict=True)}
-        page = _cohort_page(
-            cohort, title or f"Saliency maps: {folder.resolve().name}", thumbnails, _panels(folder, cohort)
-        )
+        title = f"Saliency maps: {folder.resolve().name}"
+        page = _cohort_page(cohort, title, thumbnails, _panels(folder, cohort))
         return write_page(report / "index.html", page)
 
 

@@ -21,7 +21,7 @@ from monai_saliency.visualize.report.shown import Shown
 __all__ = ["Compared", "Runs", "write_comparison"]
 
 
-def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, title: str | None = None) -> Path:
+def write_comparison(folders: Sequence[str | Path], output_dir: str | Path) -> Path:
     """Make one report of several runs over one cohort, such as of several methods, seeds, checkpoints or fills.
 
     The report is a table of the maps of each case, class and channel, and how far they agree with the maps of the first
@@ -30,7 +30,6 @@ def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, titl
     Args:
         folders: the output folders of two or more runs.
         output_dir: gets a folder ``report`` with the page; not the output folder of a run.
-        title: of the first page; by default the runs' names.
 
     Returns:
         the path of ``index.html``.
@@ -52,7 +51,7 @@ def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, titl
         sizes = [f"{name}: {len(cohort.cases)} cases" for name, cohort in zip(runs.names, runs.cohorts, strict=True)]
         page = rendered(
             "compared.html",
-            title=title or f"Saliency maps compared: {', '.join(runs.names)}",
+            title=f"Saliency maps compared: {', '.join(runs.names)}",
             first=runs.names[0],
             lines=lines,
             figures=[*sizes, f"{compared} pairs of maps compared", f"{len(lines) - compared} not"],

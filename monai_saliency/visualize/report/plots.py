@@ -45,21 +45,6 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class _Map:
-    """A map: the id of its case, its place among the case's maps, and its row."""
-
-    case: str
-    place: int
-    row: Row
-
-    @property
-    def address(self) -> str:
-        """The address of its page."""
-        page = f"cases/{self.case}.html"
-        return f"{page}#map={self.place}" if self.place else page
-
-
-@dataclass(frozen=True)
 class _Axis:
     """A column of ``summary.csv`` as an axis: its words, and its limits, by default the lowest and highest value."""
 
@@ -71,10 +56,6 @@ class _Axis:
         """The value of a row; nan where it has none."""
         text = row.get(self.column) or "nan"
         return float({"True": "1", "False": "0"}.get(text, text))
-
-    def words_of(self, row: Row) -> str:
-        """The value of a row in words."""
-        return f"{self.words} {number(row[self.column])}"
 
     def placed(self, values: Sequence[float], digits: int) -> tuple[list[float], list[tuple[float, str]]]:
         """The places of values in [0, 1], and three ticks."""
@@ -92,39 +73,39 @@ _SCORE = _Axis("score", "score")
 
 def cohort_plots(cohort: Cohort) -> list[Plot]:
     """The plots of a cohort that have points: score and peak for each unit, agreement with the label, and cost."""
-    maps = [_Map(case.id, place, row) for case in cohort.cases for place, row in enumerate(case.rows)]
+    rows: dict[str, Row] = {}  # of each map, by the address of its page
+    for case in cohort.cases:
+        for place, row in enumerate(case.rows):
+            page = f"cases/{case.id}.html"
+            rows[f"{page}#map={place}" if place else page] = row
     plots = []
-    for unit in dict.fromkeys(each.row.get("unit", "") for each in maps):
-        of_unit = [each for each in maps if each.row.get("unit", "") == unit]
+    for unit in dict.fromkeys(row.get("unit", "") for row in rows.values()):
+        of_unit = {address: row for address, row in rows.items() if row.get("unit", "") == unit}
         score = _Axis("score", "probability") if unit == "log-odds" else _SCORE
         peak = _Axis("peak_saliency", f"peak ({unit or 'score'})")
         plots.append(_plot("Score and peak", of_unit, score, peak))
     for column, words in _AGREEMENT.items():
-        if any(each.row.get(column) for each in maps):
+        if any(row.get(column) for row in rows.values()):
             agreement = _Axis(column, words, (0.0, 1.0))
-            plots.append(_plot("Agreement with the label", maps, _SCORE, agreement))
+            plots.append(_plot("Agreement with the label", rows, _SCORE, agreement))
             break
-    cost = _Axis("forwards", "forwards"), _Axis("seconds", "seconds")
-    plots.append(_plot("Cost of this run", maps, *cost))
+    plots.append(_plot("Cost of this run", rows, _Axis("forwards", "forwards"), _Axis("seconds", "seconds")))
     return [plot for plot in plots if plot.points]
 
 
-def _plot(title: str, maps: Sequence[_Map], across: _Axis, up: _Axis) -> Plot:
+def _plot(title: str, rows: Mapping[str, Row], across: _Axis, up: _Axis) -> Plot:
     """A plot of the maps that have values on both axes."""
-    drawn, x_values, y_values = [], [], []
-    for each in maps:
-        x, y = across.value(each.row), up.value(each.row)
-        if math.isfinite(x) and math.isfinite(y):
-            drawn.append(each)
-            x_values.append(x)
-            y_values.append(y)
-    lefts, x_ticks = across.placed(x_values, 3)
-    heights, y_ticks = up.placed(y_values, 2)
+    drawn = {}
+    for address, row in rows.items():
+        if math.isfinite(across.value(row)) and math.isfinite(up.value(row)):
+            drawn[address] = row
+    lefts, x_ticks = across.placed([across.value(row) for row in drawn.values()], 3)
+    heights, y_ticks = up.placed([up.value(row) for row in drawn.values()], 2)
     points = []
-    for each, left, height in zip(drawn, lefts, heights, strict=True):
-        figures = f"{across.words_of(each.row)}, {up.words_of(each.row)}"
-        words = f"{each.row['case']}, {class_words(each.row)}: {figures}"
-        points.append(Point(left, height, each.address, words, bool(each.row["verdict"])))
+    for (address, row), left, height in zip(drawn.items(), lefts, heights, strict=True):
+        figures = ", ".join(f"{axis.words} {number(row[axis.column])}" for axis in (across, up))
+        words = f"{row['case']}, {class_words(row)}: {figures}"
+        points.append(Point(left, height, address, words, bool(row["verdict"])))
     return Plot(title, across.words, up.words, points, (x_ticks, y_ticks))
 
 
