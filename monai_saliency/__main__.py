@@ -113,7 +113,7 @@ def _overlay(name: str) -> None:
 
 def _methods(names: Sequence[str]) -> None:
     from monai_saliency import methods
-    from monai_saliency.bundle.method_settings import describe
+    from monai_saliency.methods.settings import describe
 
     print("\n".join(describe(name) for name in names or methods.__all__))
 

@@ -23,7 +23,7 @@ from monai.transforms import Activationsd, Compose, EnsureChannelFirstd, LoadIma
 import monai_saliency as ms
 from monai_saliency import methods
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.bundle.method_settings import all_settings, own_settings
+from monai_saliency.methods.settings import all_settings, own_settings
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "tutorials" / "pages").glob("*.md"))]
 #: those that are not in `PAGES` run as tests of their engine

@@ -31,7 +31,7 @@ from monai_saliency.version import __version__
 #: From bottom to top: a room imports only from rooms to the left of it.
 ROOMS = (
     *("errors", "version", "utils", "cases", "sharding", "masks", "storage", "estimators", "networks", "targets"),
-    *("fills", "gradients", "inferers", "methods", "metrics", "visualize", "handlers", "xaitk", "transforms", "data"),
+    *("fills", "gradients", "inferers", "xaitk", "methods", "metrics", "visualize", "handlers", "transforms", "data"),
     *("distributed", "engines", "bundle", "deploy", "names", "", "__main__"),
 )
 #: Names with an underscore that Python documents as public.

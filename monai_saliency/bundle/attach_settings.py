@@ -11,7 +11,7 @@ import torch
 from monai.transforms import Compose
 
 from monai_saliency.bundle.chosen_method import AUTO, ChosenMethod, choose_method
-from monai_saliency.bundle.method_settings import all_settings, find_method, own_settings
+from monai_saliency.methods.settings import all_settings, find_method, own_settings
 from monai_saliency.bundle.replay import own_inferer
 from monai_saliency.distributed.base import Engine as SharingEngine
 from monai_saliency.fills.named import fill_in_unit

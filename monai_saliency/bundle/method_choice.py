@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from monai_saliency.bundle.chosen_method import ChosenMethod
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.methods.settings import SHARED
 from monai_saliency.metrics.truth import LEAST, Scan
 from monai_saliency.metrics.which_method import COLUMNS, FIGURES, Comparison, MethodComparison, default_methods, named
 from monai_saliency.storage.score_store import ScoreStore
@@ -17,9 +18,6 @@ from monai_saliency.storage.tables import CaseTable, write_csv
 from monai_saliency.utils.arguments import whole_number
 
 __all__ = ["MethodChoice", "next_command"]
-
-# What the methods share with the inferer of the run.
-_SHARED = ("target", "fill", "inferer", "mask_batch_size", "output", "inputs", "patch_memory", "autocast")
 
 
 class MethodChoice:
@@ -47,14 +45,13 @@ class MethodChoice:
         self.folder, self.prefix, self.defaults = Path(folder), prefix, defaults
         self.cases = whole_number(f"{prefix}compare_cases", cases, LEAST)
         self.given = named(methods or [])
-        self._made(self.given)  # a misspelt method is refused before anything runs
+        for own in self.given.values():
+            self.method(own)  # a misspelt one is refused before anything runs
 
-    def _made(self, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Callable[..., PerturbationInferer]]:
-        made: dict[str, Callable[..., PerturbationInferer]] = {}
-        for name, own in settings.items():
-            given = {id: value for id, value in own.items() if id != "method"}
-            made[name] = ChosenMethod(own["method"], given, self.defaults, self.prefix)
-        return made
+    def method(self, settings: Mapping[str, Any]) -> ChosenMethod:
+        """A method with its settings."""
+        own = {id: value for id, value in settings.items() if id != "method"}
+        return ChosenMethod(settings["method"], own, self.defaults, self.prefix)
 
     def __call__(
         self, inferer: PerturbationInferer, network: Any, scans: Iterable[Scan], network_id: str | None = None
@@ -65,12 +62,10 @@ class MethodChoice:
             raise ValueError(f"methods are compared on at least {LEAST} cases, the cohort has {len(chosen)} to load")
         has_regions = chosen[0].case.labels is not None
         settings = self.given or named(default_methods(chosen[0].image.shape[1:], has_regions))
-        shared = {name: getattr(inferer, name) for name in _SHARED}
-        inferers = {name: make(**shared) for name, make in self._made(settings).items()}
-        store, table = (
-            ScoreStore(self.folder / "methods_scores"),
-            CaseTable(self.folder / "methods_cases.csv", None, COLUMNS),
-        )
+        shared = {name: inferer.settings[name] for name in SHARED - {"masks", "estimator"}}
+        inferers = {name: self.method(own)(**shared) for name, own in settings.items()}
+        store = ScoreStore(self.folder / "methods_scores")
+        table = CaseTable(self.folder / "methods_cases.csv", None, COLUMNS)
         found = Comparison(inferers, network, settings, store, network_id, table, _say).run(chosen)
         columns = ["method", "cases", *(name + end for name in FIGURES for end in ("", "_error")), "problem"]
         write_csv(self.folder / "methods.csv", columns, found.summary)

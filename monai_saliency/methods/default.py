@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from monai_saliency import methods
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.arguments import TargetLike
-from monai_saliency.utils.arguments import check_option
+from monai_saliency.methods.settings import Method, find_method
 
 __all__ = ["explain"]
 
@@ -21,7 +20,7 @@ def explain(
     network: Callable[..., Any],
     images: Any,
     target: TargetLike = None,
-    method: str | Callable[..., PerturbationInferer] = "focused_rise",
+    method: str | Method = "focused_rise",
     **settings: Any,
 ) -> torch.Tensor:
     """Saliency maps of a batch of images, in one call.
@@ -31,7 +30,7 @@ def explain(
         images: a tensor or NumPy array ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
         target: which number of the output is explained: a target, a class, or a list of classes; by default what the
             network predicts (:class:`~monai_saliency.targets.auto.AutoTarget`).
-        method: a function such as ``ms.rise``, or its name.
+        method: a function such as ``ms.rise``, its name, or the dotted path of your own function.
         settings: of the method, such as ``num_masks`` and ``fill``; and ``labels``, ``spacing``, ``names`` and
             ``cases``, as for :meth:`~monai_saliency.PerturbationInferer.explain`.
 
@@ -50,13 +49,10 @@ def explain(
         >>> ms.explain(lambda images: images[:, 0, :2, :2].sum((1, 2)), images, num_masks=40).shape
         torch.Size([1, 1, 8, 8])
     """
-    chosen: Any = method
-    if isinstance(chosen, str):
-        chosen = check_option("method", chosen, {name: getattr(methods, name) for name in methods.__all__})
-    if isinstance(chosen, PerturbationInferer):
+    if isinstance(method, PerturbationInferer):
         raise ValueError(
             "`method` must be a name or a function such as ms.rise, without its brackets: give its settings to "
             "explain, or call what it made, explain = ms.rise(target=...); maps = explain(images, network)"
         )
     of_call = {name: settings.pop(name) for name in _OF_CALL if name in settings}
-    return chosen(target=target, **settings)(images, network, **of_call)
+    return find_method(method)(target=target, **settings)(images, network, **of_call)

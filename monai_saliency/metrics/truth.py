@@ -66,7 +66,7 @@ def find_truth(
     """
     hiding = _Hiding(inferer.replace(progress=False, sharing=None), network, keeper)
     labelled = [scan for scan in scans if scan.label is not None and bool(scan.label.any())]
-    used = [scan for scan in labelled if hiding.is_used(scan)]
+    used = [scan for scan in labelled if hiding.used(scan) is not None]
     unused = len(labelled) - len(used)
     words = f"the labels, in {len(used)} of {len(labelled)} cases"
     if unused:
@@ -98,19 +98,20 @@ class _Hiding:
         probe = Deletion(scan.asked(self.inferer), self.network, keeper=self.keeper)
         return probe.score(OneMap(order, 0, 1, scan.image, scan.case), OrderMasks(order, steps, keep))
 
-    def is_used(self, scan: Scan) -> bool:
-        """Whether hiding the label alone takes at least half of what hiding everything takes, and hiding all but the
-        label at most half.
+    def used(self, scan: Scan) -> float | None:
+        """The score of a scan whose label is used: hiding it alone takes at least half of what hiding everything takes,
+        and hiding all but the label at most half. None where it is not.
         """
         label = scan.label.double()  # type: ignore[union-attr]
         hidden, kept = self.score(scan, label), self.score(scan, label, keep=True)
         alone, everything = hidden.reference - hidden.scores[0], hidden.reference - hidden.scores[-1]
         others = kept.reference - kept.scores[-1]
-        return bool(everything > 0 and 2 * alone >= everything and 2 * others <= everything)
+        is_used = everything > 0 and 2 * alone >= everything and 2 * others <= everything
+        return float(hidden.reference) if is_used else None
 
-    def place(self, scan: Scan) -> tuple[torch.Tensor, BoundTarget] | None:
+    def place(self, scan: Scan) -> tuple[torch.Tensor, BoundTarget, float] | None:
         """The smallest set of tiles whose hiding takes half of what hiding everything takes, bool ``(*spatial)``, with
-        the question that it answers; None where that is a large part of the scan.
+        the question that it answers, and the scan's score; None where that is a large part of the scan.
         """
         spatial = scan.image.shape[1:]
         edge = [math.ceil(size / _TILES) for size in spatial]
@@ -131,7 +132,7 @@ class _Hiding:
         is_large = scored.masks.hidden_fractions[step] > _LARGEST
         if fallen[-1] <= 0 or is_large or found.fill_problem:
             return None
-        return scored.masks.first <= step, found.target
+        return scored.masks.first <= step, found.target, float(scored.reference)
 
     def planted(self, scans: Sequence[Scan]) -> list[Scan]:
         """The scans of lowest score with a place of another scan in them, as many as there are scans at most, where the
@@ -149,21 +150,21 @@ class _Hiding:
         return [scan for rise, scan in planted[: len(scans)] if 2 * rise >= planted[0][0]]
 
     def _planted(
-        self, source: Scan, inside: torch.Tensor, target: BoundTarget, scans: Sequence[Scan]
+        self, source: Scan, inside: torch.Tensor, target: BoundTarget, before: float, scans: Sequence[Scan]
     ) -> list[tuple[float, Scan]]:
-        """The place of one scan in the scans of the lowest scores, with the rise of each."""
-        others = [scan for scan in scans if scan is not source and scan.image.shape == source.image.shape]
-        asked = sorted((replace(scan, label=inside, target=target) for scan in others), key=self.reference)
-        before, planted = self.reference(replace(source, label=inside)), []
-        for other in asked[:_EACH]:
+        """The place of one scan of score ``before`` in the scans of the lowest scores, with the rise of each."""
+        scored = []
+        for other in scans:
+            if other is not source and other.image.shape == source.image.shape:
+                asked = replace(other, target=target)
+                scored.append((float(self.score(asked, inside.double(), 1).reference), asked))
+        scored.sort(key=lambda each: each[0])
+        planted = []
+        for lowest, other in scored[:_EACH]:
             case = replace(other.case, name=f"{source.case.name} in {other.case.name}", prediction=None)
-            scan = replace(other, image=torch.where(inside, source.image, other.image), case=case)
-            lowest = self.reference(other)
-            rise = self.reference(scan) - lowest
-            if 2 * rise >= before - lowest > 0 and self.is_used(scan):
-                planted.append((rise, scan))
+            image = torch.where(inside, source.image, other.image)
+            scan = replace(other, image=image, case=case, label=inside)
+            score = self.used(scan)
+            if score is not None and 2 * (score - lowest) >= before - lowest > 0:
+                planted.append((score - lowest, scan))
         return planted
-
-    def reference(self, scan: Scan) -> float:
-        """The score of a scan."""
-        return float(self.score(scan, scan.label.double(), 1).reference)  # type: ignore[union-attr]

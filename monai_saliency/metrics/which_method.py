@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 
-import monai_saliency.methods as known_methods
 from monai_saliency.cases import cases_of
 from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.inferers.case_explainer import Keeper
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.arguments import TargetLike
+from monai_saliency.methods.settings import find_method
 from monai_saliency.metrics.control_maps import controls
 from monai_saliency.metrics.map_figures import MapFigures, Trusted
 from monai_saliency.metrics.truth import LEAST, Scan, Truth, find_truth
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import CaseTable
-from monai_saliency.utils.arguments import callable_network, check_option
+from monai_saliency.utils.arguments import callable_network
 from monai_saliency.utils.tensors import plain
 
 __all__ = ["COLUMNS", "Comparison", "MethodComparison", "compare_methods", "best_of", "default_methods", "named"]
@@ -187,12 +187,9 @@ def compare_methods(
     cases = cases_of(images, labels, names=names)
     settings = named(methods or default_methods(spatial))
     inferers = {}
-    options = {name: getattr(known_methods, name) for name in known_methods.__all__}
     for name, own in settings.items():
         given = shared | own | {"target": target, "fill": fill_in_unit(fill)}
-        method = given.pop("method")
-        make = check_option("methods", method, options) if isinstance(method, str) else method
-        inferers[name] = make(**given)
+        inferers[name] = find_method(given.pop("method"), "methods")(**given)
     scans = []
     for number, case in enumerate(cases):
         label = None if labels is None else (plain(torch.as_tensor(case.labels))[0] != 0).to(images.device)

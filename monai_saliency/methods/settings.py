@@ -13,12 +13,12 @@ from monai_saliency import methods
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.utils.arguments import check_option
 
-__all__ = ["Method", "all_settings", "describe", "find_method", "own_settings"]
+__all__ = ["SHARED", "Method", "all_settings", "describe", "find_method", "own_settings"]
 
 #: a function as in :mod:`monai_saliency.methods`
 Method = Callable[..., PerturbationInferer]
-# What every method is given by whoever calls it, and so is not a setting of one.
-_SHARED = {"target", "estimator", *inspect.signature(PerturbationInferer).parameters}
+#: what every method is given by whoever calls it, and so is not a setting of one
+SHARED = {"target", "estimator", *inspect.signature(PerturbationInferer).parameters}
 
 
 def find_method(name: str | Method, id: str = "method") -> Method:
@@ -50,7 +50,7 @@ def own_settings(method: Method) -> dict[str, inspect.Parameter]:
     return {
         id: parameter
         for id, parameter in parameters.items()
-        if parameter.kind is not parameter.VAR_KEYWORD and id not in _SHARED
+        if parameter.kind is not parameter.VAR_KEYWORD and id not in SHARED
     }
 
 
