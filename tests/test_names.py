@@ -19,9 +19,9 @@ from torch import nn
 import monai_saliency as ms
 from monai_saliency import methods
 from monai_saliency.__main__ import main
-from monai_saliency.methods.settings import describe, own_settings
 from monai_saliency.engines.run import show_cause_only
 from monai_saliency.errors import AdviceError, CaseError, as_case_error, root_cause
+from monai_saliency.methods.settings import describe, own_settings
 
 IMAGES = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 torch.manual_seed(0)

@@ -11,12 +11,12 @@ import torch
 from monai.transforms import Compose
 
 from monai_saliency.bundle.chosen_method import AUTO, ChosenMethod, choose_method
-from monai_saliency.methods.settings import all_settings, find_method, own_settings
 from monai_saliency.bundle.replay import own_inferer
 from monai_saliency.distributed.base import Engine as SharingEngine
 from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.handlers.trust import Trust
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.methods.settings import all_settings, find_method, own_settings
 from monai_saliency.networks.inputs import ArgumentInputs
 from monai_saliency.networks.runtime import accelerated, check_runtime
 from monai_saliency.storage.score_store import ScoreStore

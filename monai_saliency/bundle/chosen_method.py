@@ -8,8 +8,8 @@ from typing import Any
 
 from monai_saliency import methods
 from monai_saliency.bundle.config import BundleConfig, calling_parser
-from monai_saliency.methods.settings import Method, all_settings, find_method, own_settings
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.methods.settings import Method, all_settings, find_method, own_settings
 from monai_saliency.transforms.writers import writer_settings
 
 __all__ = ["AUTO", "ChosenMethod", "choose_method", "given_settings"]

@@ -14,8 +14,8 @@ from typing import Any
 
 from monai_saliency.bundle.chosen_method import AUTO
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.methods.settings import all_settings, find_method
 from monai_saliency.bundle.overlay import Overlay
+from monai_saliency.methods.settings import all_settings, find_method
 from monai_saliency.transforms.writers import writer_settings
 
 __all__ = ["HOW", "MACHINERY", "WHAT", "folder_name", "from_environment", "settings_of"]

@@ -23,9 +23,9 @@ from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.chosen_method import ChosenMethod
 from monai_saliency.bundle.config import BundleConfig, is_plain
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.methods.settings import all_settings, describe, find_method, own_settings
 from monai_saliency.bundle.overlay import Overlay
 from monai_saliency.errors import root_cause
+from monai_saliency.methods.settings import all_settings, describe, find_method, own_settings
 from monai_saliency.transforms.writers import writer_settings
 
 TARGET = ms.ClassScore([0], "none")

@@ -20,10 +20,10 @@ from monai_saliency.__main__ import main
 from monai_saliency.bundle.command import HOW, MACHINERY, WHAT, from_environment, settings_of
 from monai_saliency.bundle.config import Recipe
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.methods.settings import all_settings
 from monai_saliency.bundle.overlay import Overlay
 from monai_saliency.distributed import Cohort, Engine, local_device
 from monai_saliency.errors import root_cause
+from monai_saliency.methods.settings import all_settings
 from monai_saliency.sharding import Part, Unit, units
 
 ROOT = {"BUNDLE_ROOT": str(BUNDLE)}

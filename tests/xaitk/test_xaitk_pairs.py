@@ -48,10 +48,10 @@ from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
 import monai_saliency as ms
 from monai_saliency import xaitk
 from monai_saliency.bundle.chosen_method import ChosenMethod
-from monai_saliency.methods.settings import describe, find_method, own_settings
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.masks.base import Masks
+from monai_saliency.methods.settings import describe, find_method, own_settings
 from monai_saliency.sharding import Part
 from monai_saliency.xaitk import BlackBoxInferer, ConfidenceScoring, PerturbImageMasks, as_method
 
