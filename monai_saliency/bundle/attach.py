@@ -11,8 +11,6 @@ from monai_saliency.bundle.loop import Loop, LoopExplainer
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.utils.monai_private import event_handlers, postprocessing_of
 
-__all__ = ["attach", "attach_to"]
-
 
 def attach(
     evaluator: Any,

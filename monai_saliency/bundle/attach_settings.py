@@ -26,8 +26,6 @@ from monai_saliency.targets.postprocessing import read_postprocessing
 from monai_saliency.transforms.writers import case_writers, writer_settings
 from monai_saliency.utils.arguments import flag, refuse_unknown
 
-__all__ = ["NETWORK_INPUT", "REGIONS", "AttachSettings"]
-
 #: where a case's label map is kept, since its own key comes to hold the label's file
 REGIONS = "saliency_regions"
 #: where a case holds what its network got

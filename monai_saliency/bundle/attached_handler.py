@@ -36,8 +36,6 @@ from monai_saliency.visualize.report import try_report
 if TYPE_CHECKING:
     from ignite.engine import Engine
 
-__all__ = ["AttachedHandler"]
-
 Events = require("ignite.engine", extra="bundle").Events
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,6 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.settings import Method, all_settings, find_method, own_settings
 from monai_saliency.transforms.writers import writer_settings
 
-__all__ = ["AUTO", "ChosenMethod", "choose_method", "given_settings"]
-
 #: the method that fits what the evaluator does, see :func:`choose_method`
 AUTO = "auto"
 

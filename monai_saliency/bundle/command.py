@@ -18,8 +18,6 @@ from monai_saliency.bundle.overlay import Overlay
 from monai_saliency.methods.settings import all_settings, find_method
 from monai_saliency.transforms.writers import writer_settings
 
-__all__ = ["HOW", "MACHINERY", "WHAT", "folder_name", "from_environment", "settings_of"]
-
 _PAIR = re.compile(r"[A-Za-z_]\w*=")
 
 # Ids that are also environment variables of the job script, in capitals, besides the settings of methods.

@@ -29,8 +29,6 @@ from monai_saliency.utils.arguments import did_you_mean, nearest
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["BundleConfig", "Recipe", "calling_parser", "run_cohort", "writers_of_config"]
-
 # Ids that MONAI gives a meaning, and under which no run is described.
 _NO_RUNS = {"imports", "initialize", "finalize", "explain"}
 # The run ids of the Model Zoo, the most usual first.

@@ -16,8 +16,6 @@ from monai_saliency.bundle.replay import Call
 from monai_saliency.utils.arguments import require
 from monai_saliency.utils.monai_private import tree_map
 
-__all__ = ["Loop", "LoopExplainer"]
-
 # `Any` for mypy, since ignite need not be installed.
 ignite: Any = require("ignite.engine", extra="bundle")
 Events = ignite.Events

@@ -17,8 +17,6 @@ from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import CaseTable, write_csv
 from monai_saliency.utils.arguments import whole_number
 
-__all__ = ["MethodChoice", "next_command"]
-
 
 class MethodChoice:
     """Compares methods on the first cases of a cohort (:func:`~monai_saliency.metrics.compare_methods`).

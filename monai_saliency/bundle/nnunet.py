@@ -9,8 +9,6 @@ from typing import Any
 from monai_saliency.data.cohort import find_cases
 from monai_saliency.storage.scans import scan_stem
 
-__all__ = ["find_nnunet_cases"]
-
 
 def find_nnunet_cases(
     dataset_dir: str | Path, channels: int = 1, section: str | None = None, exclude: str | Path | None = None

@@ -21,8 +21,6 @@ from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.arguments import flag
 from monai_saliency.utils.tensors import keep_freed_memory
 
-__all__ = ["Overlay"]
-
 
 class Overlay:
     """Explains the bundle whose config contains it. Its settings are the ids of ``configs/explain.yaml``."""

@@ -27,8 +27,6 @@ from monai_saliency.storage.scans import header_problem
 from monai_saliency.transforms.save import GRID_KEY, error_key, lies_on_scan
 from monai_saliency.utils.affines import check_inversion, steps_of
 
-__all__ = ["Placement", "input_file"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ from monai.inferers import Inferer, SlidingWindowInferer
 from monai_saliency.utils.monai_private import tree_leaves, tree_map
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["Call", "Recorder", "Replay", "own_inferer"]
-
 
 @dataclass(frozen=True)
 class Call:

@@ -22,8 +22,6 @@ from monai_saliency.visualize.report.cases import MapFile
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Setting", "Sweep", "gather", "plot_sweep"]
-
 FIGURES = (
     *("cases", "missing", "failures", "forwards", "seconds", "mean_score", "mean_peak_saliency", "hits"),
     *("agreement", "compared"),

@@ -35,8 +35,6 @@ from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_fil
 from monai_saliency.utils.arguments import check_option, flag, instance, whole_number
 from monai_saliency.utils.precision import chosen_arithmetic
 
-__all__ = ["CachedDataset", "is_random"]
-
 # Random transforms keep what they have drawn in their attributes, so one thread at a time draws.
 _drawing = threading.RLock()
 

@@ -18,8 +18,6 @@ from monai_saliency.storage.dicom import group_series, holds_series, series_file
 from monai_saliency.storage.scans import NIFTI, case_id, check_readers, format_of, name_hash, scan_stem
 from monai_saliency.utils.arguments import a_path
 
-__all__ = ["CaseIds", "find_cases", "loading_error"]
-
 SECTIONS = ("test", "training", "validation", "train", "val")
 
 

@@ -23,8 +23,6 @@ from scipy.spatial.transform import Rotation
 
 from monai_saliency.utils.arguments import require
 
-__all__ = ["make_cohort", "make_scan"]
-
 SPACINGS = ((2.0, 2.0, 2.0), (1.8, 1.8, 2.4), (2.1, 2.1, 1.7), (1.6, 1.6, 3.0), (1.9, 2.2, 2.0))  # mm, slices last
 SCANS_PER_SEED = 100_000
 WHITE_MATTER = 0.86  # the template's own units

@@ -23,8 +23,6 @@ from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.arguments import flag, instance, torch_device, whole_number
 
-__all__ = ["CohortLoader"]
-
 
 @dataclass
 class _Failed:

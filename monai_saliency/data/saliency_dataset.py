@@ -21,8 +21,6 @@ from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.transforms import Saliencyd
 from monai_saliency.utils.precision import chosen_arithmetic
 
-__all__ = ["SaliencyDataset"]
-
 # For all datasets: two datasets of one network must not switch its mode at the same time.
 _explaining = threading.RLock()
 # Where MONAI's transforms that move voxels are.

@@ -15,8 +15,6 @@ from monai_saliency.distributed.process_group import BatchExplainer, from_all_ra
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.utils.arguments import require
 
-__all__ = ["AccelerateEngine", "explain_loader", "local_device"]
-
 
 class AccelerateEngine(RankEngine):
     """The processes that ``accelerate launch`` starts: at the end each waits for all, and one reports the figures.

@@ -29,8 +29,6 @@ from monai_saliency.sharding import Unit, check_rank, units
 from monai_saliency.utils.arguments import require
 from monai_saliency.utils.monai_private import event_handlers, single_process
 
-__all__ = ["Cohort", "Engine", "RankEngine", "in_order", "local_device", "take"]
-
 Metric = require("ignite.metrics", extra="bundle").Metric
 logger = logging.getLogger(__name__)
 # One process may be done long before another, and must wait for a share that takes days.

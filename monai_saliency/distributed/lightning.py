@@ -14,8 +14,6 @@ from monai_saliency.distributed.process_group import BatchExplainer
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.utils.arguments import require
 
-__all__ = ["LightningEngine", "SaliencyModule", "local_device"]
-
 # `Any` for mypy, since Lightning need not be installed.
 LightningModule: Any = require("lightning.pytorch", extra="lightning").LightningModule
 fabric: Any = require("lightning.fabric", extra="lightning")

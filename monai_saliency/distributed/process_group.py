@@ -26,8 +26,6 @@ from monai_saliency.sharding import Part, rank_of
 from monai_saliency.utils.arguments import check_option
 from monai_saliency.utils.tensors import with_meta_of
 
-__all__ = ["BatchExplainer", "MasksOverRanks", "from_all_ranks", "merge_over_ranks"]
-
 
 def from_all_ranks(mine: Any, error: Exception | None = None, group: dist.ProcessGroup | None = None) -> list[Any]:
     """The values of all ranks, on every rank, in rank order. If one has failed, all raise at once."""

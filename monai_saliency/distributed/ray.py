@@ -19,8 +19,6 @@ from monai_saliency.errors import root_cause
 from monai_saliency.sharding import Unit, units
 from monai_saliency.utils.arguments import positive_numbers, require, whole_number
 
-__all__ = ["RayEngine"]
-
 # Bytes. Units are a few bytes and replies a few lines: no scan goes through Ray's own memory.
 _OBJECT_STORE = 100 * 2**20
 # How often a call is done again whose actor is lost. It resumes each time, so nodes may come and go; but a case that

@@ -6,8 +6,6 @@ import os
 
 from monai_saliency.distributed.base import RankEngine
 
-__all__ = ["SlurmEngine"]
-
 
 class SlurmEngine(RankEngine):
     """The share of this process in a SLURM job: the tasks of a job array, and the processes of each task.

@@ -8,8 +8,6 @@ import torch.distributed as dist
 
 from monai_saliency.distributed.base import PATIENCE, Cohort, RankEngine
 
-__all__ = ["TorchrunEngine"]
-
 
 class TorchrunEngine(RankEngine):
     """The processes that ``torchrun`` starts: at the end each waits for all, and the first reports the figures.

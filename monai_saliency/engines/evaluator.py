@@ -17,8 +17,6 @@ from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.monai_private import IterationEvaluator, tensor_version, tree_leaves
 from monai_saliency.utils.tensors import with_meta_of
 
-__all__ = ["CohortEvaluator"]
-
 
 class CohortEvaluator(IterationEvaluator):
     """A ``SupervisedEvaluator`` that continues when the network or the postprocessing fails on a case.

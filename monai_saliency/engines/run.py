@@ -22,8 +22,6 @@ from monai_saliency.storage.files import remove_stale
 from monai_saliency.utils.timing import trace
 from monai_saliency.visualize.report import try_report
 
-__all__ = ["run", "show_cause_only", "stoppable"]
-
 _STOPPED = (
     "stopped by {}. What was written is whole; run the same command again to go on: scores that are kept are not "
     "computed again"

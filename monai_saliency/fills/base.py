@@ -10,8 +10,6 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.utils.arguments import written
 
-__all__ = ["CaseFill"]
-
 
 class CaseFill(ABC):
     """A fill that needs more than the image, such as the case's file. A subclass implements :meth:`bind`.

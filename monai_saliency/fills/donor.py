@@ -20,8 +20,6 @@ from monai_saliency.utils.affines import affine_in_mm
 from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["DonorFill"]
-
 
 class DonorFill(CaseFill):
     """Another scan, such as a healthy one: a hidden voxel takes the donor's value at the same place.

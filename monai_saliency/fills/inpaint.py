@@ -20,8 +20,6 @@ from monai_saliency.utils.arguments import number, whole_number
 from monai_saliency.utils.precision import exact_arithmetic
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["InpaintFill", "Laplace"]
-
 # Not one half, at which whole planes of a RISE mask may lie, so that rounding would decide.
 _HIDDEN = 0.4999
 # Between 4, right for cells twice as wide, and 2, right for corrections that are constant in each cell.

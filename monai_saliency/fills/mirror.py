@@ -11,8 +11,6 @@ from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.utils.arguments import whole_number
 
-__all__ = ["MirrorFill"]
-
 # The midplane is looked for in this share of the image's size on each side of its middle.
 _NEAR_THE_MIDDLE = 0.1
 _VOXELS = 2**20

@@ -18,8 +18,6 @@ from monai_saliency.fills.scan_unit import ScanUnitFill
 from monai_saliency.fills.simple import BlurFill, ConstantFill, MeanFill
 from monai_saliency.utils.arguments import check_option
 
-__all__ = ["AutoFill", "fill_in_unit"]
-
 
 class AutoFill(CaseFill):
     """Stands for a fill that is chosen once for a cohort by :func:`~monai_saliency.inferers.choose_fill`.

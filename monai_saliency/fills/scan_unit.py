@@ -18,8 +18,6 @@ from monai_saliency.fills.simple import ConstantFill
 from monai_saliency.utils.arguments import finite_numbers
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["ScanUnitFill", "run_step", "steps_on"]
-
 _INSTEAD = "give the fill in the network's input space (ConstantFill)"
 
 #: these move voxels, or interpolate with weights of sum 1, or store the same numbers in another form

@@ -10,8 +10,6 @@ import torch
 from monai_saliency.utils.arguments import finite_numbers, positive_numbers, written
 from monai_saliency.utils.precision import exact_arithmetic
 
-__all__ = ["BlurFill", "ConstantFill", "MeanFill"]
-
 
 class ConstantFill:
     """One value everywhere, in the unit of the network's input.

@@ -12,8 +12,6 @@ import torch
 from monai_saliency.estimators.base import Meaning
 from monai_saliency.utils.monai_private import tree_leaves, tree_map
 
-__all__ = ["GradientMethod", "NetworkCalls", "NoGradient"]
-
 
 class NoGradient(Exception):
     """Raised if a network gives no derivative, with the reason."""

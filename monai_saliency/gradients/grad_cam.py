@@ -20,8 +20,6 @@ from monai_saliency.gradients.base import GradientMethod, NoGradient
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.monai_private import is_view
 
-__all__ = ["GradCAM"]
-
 logger = logging.getLogger(__name__)
 
 #: by network: the layer that the log has named

@@ -11,8 +11,6 @@ from monai_saliency.estimators.base import Meaning
 from monai_saliency.gradients.base import GradientMethod
 from monai_saliency.utils.arguments import whole_number
 
-__all__ = ["IntegratedGradients"]
-
 
 class IntegratedGradients(GradientMethod):
     """The derivative, integrated along the straight line from the fill to the image, times the way from the one to the

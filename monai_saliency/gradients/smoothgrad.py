@@ -11,8 +11,6 @@ from monai_saliency.estimators.base import Meaning
 from monai_saliency.gradients.base import GradientMethod
 from monai_saliency.utils.arguments import check_option, number, whole_number
 
-__all__ = ["SmoothGrad"]
-
 _WORDS = {
     "times_input": Meaning("SmoothGrad times the image less its fill", 0.0, in_score_unit=False),
     "absolute": Meaning("SmoothGrad, without sign", 0.0, in_score_unit=False, signed=False),

@@ -14,8 +14,6 @@ from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.plausibility import highest_voxels
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["MapAgreement", "correlation", "map_agreement", "rank_correlation"]
-
 
 def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Spearman's rank correlation ``(n,)`` of rows ``(n, N)``, in [-1, 1]; NaN where all values of a row are equal."""

@@ -23,8 +23,6 @@ from monai_saliency.utils.arguments import callable_network, check_option
 from monai_saliency.utils.monai_private import BatchMetric
 from monai_saliency.utils.tensors import check_labels, plain
 
-__all__ = ["NetworkMetric", "OneMap", "SaliencyMetric", "Scored", "check_one_grid", "checked_labels", "checked_maps"]
-
 
 class SaliencyMetric(BatchMetric):
     """A number for each saliency map, usable in any MONAI evaluator. A subclass implements :meth:`compute`.

@@ -13,8 +13,6 @@ from monai_saliency.metrics.base import SaliencyMetric, check_one_grid, checked_
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["CONTROLS", "Controlled", "controls", "with_controls"]
-
 #: the names of the controls
 CONTROLS = ("random", "intensity", "edges", "blurred")
 

@@ -14,8 +14,6 @@ from monai_saliency.metrics.base import NetworkMetric, OneMap, Scored
 from monai_saliency.utils.arguments import flag, instance
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["Infidelity"]
-
 
 class Infidelity(NetworkMetric):
     """The mean squared difference between a map's sum over what is hidden and the fall of the score (Yeh et al.,

@@ -32,8 +32,6 @@ from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["AsExplained", "MapFigures", "Trusted"]
-
 logger = logging.getLogger(__name__)
 
 # Of the randomised network, of the other masks (the next one, if the map has this one) and of the random control.

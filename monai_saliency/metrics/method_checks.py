@@ -15,8 +15,6 @@ from monai_saliency.metrics.agreement import rank_correlation
 from monai_saliency.metrics.base import NetworkMetric, OneMap
 from monai_saliency.utils.arguments import instance, whole_number
 
-__all__ = ["FillAgreement", "ParameterRandomisation", "Repeatability", "randomised", "resemblance"]
-
 
 class _AgainstOthers(NetworkMetric):
     """Compares the K maps of a case with those that other inferers, or another network, give for it."""

@@ -6,8 +6,6 @@ import numpy as np
 
 from monai_saliency.utils.arguments import instance
 
-__all__ = ["peak_voxel"]
-
 
 def peak_voxel(saliency: np.ndarray) -> tuple[int, ...]:
     """The index of the voxel with the highest value of a map.

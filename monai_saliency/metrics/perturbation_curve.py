@@ -14,8 +14,6 @@ from monai_saliency.masks.order import OrderMasks
 from monai_saliency.metrics.base import NetworkMetric, OneMap
 from monai_saliency.utils.arguments import whole_number
 
-__all__ = ["Deletion", "Insertion", "PerturbationCurve"]
-
 
 @dataclass(frozen=True)
 class PerturbationCurve:

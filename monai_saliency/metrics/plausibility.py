@@ -11,8 +11,6 @@ from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import number
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["AUPRC", "Leakage", "MassInLabel", "Pointing", "highest_voxels"]
-
 
 class Pointing(SaliencyMetric):
     """Whether the peak of a map lies inside the label: 1 or 0 (the pointing game of Zhang et al., ECCV 2016, section

@@ -21,8 +21,6 @@ from monai_saliency.metrics.map_figures import AsExplained
 from monai_saliency.metrics.perturbation_curve import Deletion
 from monai_saliency.targets.base import BoundTarget
 
-__all__ = ["LEAST", "Scan", "Truth", "find_truth"]
-
 #: fewer cases give no standard error that means anything
 LEAST = 3
 #: a place that matters is made of tiles of a seventh of each axis, of the highest of these, and at most of this share

@@ -27,8 +27,6 @@ from monai_saliency.storage.tables import CaseTable
 from monai_saliency.utils.arguments import callable_network
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["COLUMNS", "Comparison", "MethodComparison", "compare_methods", "best_of", "default_methods", "named"]
-
 #: the figures of a method, by the columns of its table, with their words
 FIGURES = {
     "forwards": "forwards",

@@ -8,8 +8,6 @@ import torch
 
 from monai_saliency.networks.outputs import read
 
-__all__ = ["OnImageGrid"]
-
 _LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by the number of axes
 
 

@@ -18,8 +18,6 @@ from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.outputs import in_parts
 from monai_saliency.utils.monai_private import tree_leaves, tree_map
 
-__all__ = ["exported_network", "load_checkpoint", "network_of"]
-
 logger = logging.getLogger(__name__)
 
 _WRAPPERS = ("state_dict", "model", "network", "net", "model_state_dict")

@@ -9,8 +9,6 @@ import torch
 
 from monai_saliency.utils.arguments import instance
 
-__all__ = ["Ensemble"]
-
 
 class Ensemble(torch.nn.Module):
     """Several networks as one: its output is the mean of their outputs, which all have one shape.

@@ -14,8 +14,6 @@ from monai_saliency.networks.runtime import plain_network, runtime_settings
 from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.utils.monai_private import is_compiled, tensor_version
 
-__all__ = ["network_fingerprint", "network_key", "same_network"]
-
 _PLAIN = (type(None), bool, int, float, str)
 
 # The parts of a network with what tells that they have changed, and its hash.

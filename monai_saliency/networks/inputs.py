@@ -27,8 +27,6 @@ Channels = Mapping[Any, tuple[slice, torch.dtype]]
 #: by input, the baseline of each of its numbers by name
 Baselines = Mapping[Any, Mapping[str, float]]
 
-__all__ = ["ArgumentInputs", "DictInput", "ListInput", "SplitInputs", "TensorInput"]
-
 
 @dataclass(frozen=True)
 class SplitInputs:

@@ -20,8 +20,6 @@ import torch
 from monai_saliency.errors import AdviceError
 from monai_saliency.utils.arguments import require
 
-__all__ = ["MirroredNetwork", "NNUNetModel", "NNUNetNetwork"]
-
 #: nnU-Net's readers whose scans are read as they do it
 _READERS = ("SimpleITKIO", "SimpleITKIOWithReorient", "NibabelIO", "NibabelIOWithReorient")
 # The log that nnU-Net's trainer keeps in a checkpoint may hold numbers of NumPy.

@@ -10,8 +10,6 @@ import torch
 from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["OutputPath", "check_rows", "choices", "in_parts", "joined", "num_rows", "read", "rows", "shape"]
-
 #: a key, an index, several of them from the outside in, or a function of the output
 OutputPath: TypeAlias = "str | int | Sequence[str | int] | Callable[[Any], Any]"
 _SHOWN = 12

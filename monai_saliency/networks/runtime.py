@@ -17,8 +17,6 @@ from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.utils.arguments import check_option, flag, instance
 from monai_saliency.utils.monai_private import tree_leaves, tree_map
 
-__all__ = ["Accelerated", "accelerated", "check_runtime", "plain_network", "runtime_settings"]
-
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 

@@ -28,8 +28,6 @@ from monai_saliency.targets.postprocessing import Reading
 from monai_saliency.targets.regions import Labels
 from monai_saliency.utils.arguments import check_option, indices_or_word, whole_number
 
-__all__ = ["AutoTarget", "Choice", "finds_nothing"]
-
 logger = logging.getLogger(__name__)
 
 _MAX_MAPS = 10

@@ -18,29 +18,6 @@ from monai_saliency.utils.arguments import written
 from monai_saliency.utils.precision import exact_arithmetic
 from monai_saliency.utils.tensors import Box
 
-__all__ = [
-    "ACTIVATIONS",
-    "SCALES",
-    "BoundTarget",
-    "Quantity",
-    "Target",
-    "check_activation",
-    "check_indices",
-    "check_probabilities",
-    "check_tensor",
-    "check_volume",
-    "cosine",
-    "digits",
-    "in_unit_interval",
-    "label_name",
-    "log_odds",
-    "log_odds_of",
-    "log_probabilities",
-    "quantity_after",
-    "rows_sum_to_one",
-    "to_float",
-]
-
 logger = logging.getLogger(__name__)
 
 #: what turns a network's output into scores; the channels are axis 1

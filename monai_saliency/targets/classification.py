@@ -32,8 +32,6 @@ from monai_saliency.targets.base import (
 from monai_saliency.utils.arguments import check_option, indices_or_word, whole_number
 from monai_saliency.utils.tensors import columns
 
-__all__ = ["ClassScore"]
-
 
 class ClassScore(Target):
     """The scores of classes of the whole image. The network's output is ``(B, classes)``.

@@ -22,8 +22,6 @@ from monai_saliency.targets.base import (
 )
 from monai_saliency.utils.arguments import instance, number, whole_number
 
-__all__ = ["DetectionScore"]
-
 # Keys of boxes, labels and scores in the output of MONAI's RetinaNetDetector, of Model Zoo bundles, of torchvision.
 _KEYS = (("boxes", "labels", "labels_scores"), ("box", "label", "label_scores"), ("boxes", "labels", "scores"))
 

@@ -14,8 +14,6 @@ from monai.utils import CommonKeys
 from monai_saliency.targets.base import ACTIVATIONS, to_float
 from monai_saliency.targets.regions import Labels
 
-__all__ = ["Reading", "read_postprocessing"]
-
 # Modules of MONAI whose transforms only lead to others, and of those that change an image's numbers.
 _BASES = ("monai.transforms.transform", "monai.transforms.inverse", "monai.transforms.traits")
 _CHANGING = ("monai.transforms.intensity.", "monai.apps.vista3d.")

@@ -12,8 +12,6 @@ from scipy import ndimage
 from monai_saliency.cases import Case
 from monai_saliency.utils.tensors import check_labels
 
-__all__ = ["Labels", "check_region", "components", "given_region", "label_region", "predicted_labels"]
-
 
 class Labels:
     """Labels of one image: bool ``(C, *spatial)``, which may overlap, or the channel of each voxel ``(*spatial)``; a

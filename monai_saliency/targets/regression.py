@@ -22,8 +22,6 @@ from monai_saliency.targets.base import (
 from monai_saliency.utils.arguments import indices_or_word, instance
 from monai_saliency.utils.tensors import columns
 
-__all__ = ["FunctionScore", "RegressionScore"]
-
 
 class RegressionScore(Target):
     """The predicted numbers themselves. The network's output is ``(B,)`` or ``(B, ...)``, flattened for each image.

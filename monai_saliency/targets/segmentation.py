@@ -37,8 +37,6 @@ from monai_saliency.targets.regions import (
 from monai_saliency.utils.arguments import check_option, indices, indices_or_word, whole_number
 from monai_saliency.utils.tensors import Box, columns, everywhere
 
-__all__ = ["DiceScore", "RegionScore"]
-
 _SMOOTH = 1e-5  # of a Dice score, as in monai.losses.DiceLoss
 
 

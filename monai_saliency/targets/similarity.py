@@ -21,8 +21,6 @@ from monai_saliency.targets.base import (
 )
 from monai_saliency.utils.arguments import check_option, instance
 
-__all__ = ["EmbeddingSimilarity", "FieldSimilarity"]
-
 
 def _negative_distance(embeddings: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
     """The negative distance ``(B, M)`` of embeddings ``(B, D)`` to each reference ``(M, D)``."""

@@ -15,8 +15,6 @@ from monai_saliency.storage.scans import header_problem
 from monai_saliency.utils.affines import mm_per_unit
 from monai_saliency.utils.arguments import whole_number
 
-__all__ = ["CheckScand"]
-
 
 class CheckScand(MapTransform):
     """Refuses scans that would give a wrong map or no map. Place it directly after ``EnsureChannelFirstd``.

@@ -17,8 +17,6 @@ from monai_saliency.storage.label_maps import load_label, on_image
 from monai_saliency.utils.affines import affine_in_mm
 from monai_saliency.utils.tensors import check_labels
 
-__all__ = ["LoadRegionsd"]
-
 
 class LoadRegionsd(MapTransform):
     """Loads label maps (organs or an atlas) and resamples them to an image's grid by nearest neighbour.

@@ -17,8 +17,6 @@ from monai.utils import TraceKeys
 from monai_saliency.utils.arguments import require
 from monai_saliency.utils.tensors import everywhere, plain
 
-__all__ = ["NNUNetPreprocessd"]
-
 
 class NNUNetPreprocessd(MapTransform, InvertibleTransform):
     """Preprocesses scans as nnU-Net does, by nnU-Net's own preprocessor: transposes, crops, normalizes and resamples.

@@ -18,8 +18,6 @@ from monai_saliency.utils.arguments import require
 from monai_saliency.version import __version__
 from monai_saliency.visualize.legend import Legend, legends_of
 
-__all__ = ["OnSeries"]
-
 _TOWARDS = (("L", "R"), ("P", "A"), ("F", "H"))  # where the axes of nibabel lead, down and up
 
 

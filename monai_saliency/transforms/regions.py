@@ -18,8 +18,6 @@ from monai_saliency.transforms.save import LABEL_KEY
 from monai_saliency.utils.affines import image_spacing
 from monai_saliency.utils.arguments import a_path
 
-__all__ = ["SaveRegionsd", "label_region_rows", "region_rows"]
-
 logger = logging.getLogger(__name__)
 
 # Larger labels are no numbers of regions; FreeSurfer's go to 14175.

@@ -17,8 +17,6 @@ from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.utils.arguments import callable_network, torch_device, written
 from monai_saliency.utils.tensors import with_meta_of
 
-__all__ = ["Saliency", "Saliencyd"]
-
 
 # Of RandomizableTrait, although nothing is random: MONAI's caches stop before it. They do not notice other weights.
 class Saliency(Transform, RandomizableTrait):

@@ -31,8 +31,6 @@ from monai_saliency.visualize.legend import Legend, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture
 from monai_saliency.visualize.report.kept_scan import KeptScan, kept_path
 
-__all__ = ["GRID_KEY", "LABEL_KEY", "SaveSaliencyd", "error_key", "lies_on_scan"]
-
 logger = logging.getLogger(__name__)
 
 #: where a case holds the image ``(C, *spatial)`` on whose grid its maps lie, if that is not the scan's

@@ -23,8 +23,6 @@ from monai_saliency.utils.affines import affine_in_mm
 from monai_saliency.utils.arguments import a_path, flag
 from monai_saliency.version import __version__
 
-__all__ = ["BIDS_FOLDER", "SaveBidsd"]
-
 logger = logging.getLogger(__name__)
 
 #: the derivative's place in the output folder

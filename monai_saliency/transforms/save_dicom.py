@@ -31,8 +31,6 @@ from monai_saliency.utils.arguments import a_path, flag, positive_numbers, proba
 from monai_saliency.version import __version__
 from monai_saliency.visualize.legend import Legend, blended, gray_window, legends_of
 
-__all__ = ["SaveDicomd", "save_parametric_map", "save_secondary_capture", "save_segmentation"]
-
 logger = logging.getLogger(__name__)
 
 _NAME = "monai-saliency"

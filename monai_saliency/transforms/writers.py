@@ -16,8 +16,6 @@ from monai_saliency.transforms.save_bids import BIDS_FOLDER, SaveBidsd
 from monai_saliency.transforms.save_dicom import SaveDicomd
 from monai_saliency.utils.arguments import a_path
 
-__all__ = ["case_writers", "writer_settings"]
-
 
 def case_writers(
     output_dir: str | Path,

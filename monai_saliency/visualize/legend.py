@@ -18,22 +18,6 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import positive_numbers, require
 
-__all__ = [
-    "CHANCE",
-    "COLD",
-    "WARM",
-    "Legend",
-    "blended",
-    "colour_map",
-    "focus_voxel",
-    "gray_window",
-    "is_noise",
-    "legends_of",
-    "opacities",
-    "rounded_up",
-    "score_words",
-]
-
 #: the share of the score's range below which a change is nothing
 TINY = 0.01
 #: how many standard errors a value must reach, so that it is not put down to chance

@@ -19,8 +19,6 @@ from monai_saliency.visualize.legend import Legend, colour_map, focus_voxel, gra
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PICTURE_FORMATS", "plot_saliency", "save_picture"]
-
 PICTURE_FORMATS = ("png", "svg")
 _DPI = 100  # of a PNG file
 # Settings of matplotlib are of all threads.

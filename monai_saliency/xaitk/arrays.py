@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from smqtk_core.configuration import Configurable
 
-__all__ = ["Unconfigured", "image_of", "real_tensor", "tensor_of"]
-
 
 def tensor_of(image: np.ndarray, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
     """An image ``(H, W)`` or ``(H, W, C)`` as a tensor ``(C, H, W)``."""

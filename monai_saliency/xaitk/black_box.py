@@ -26,8 +26,6 @@ from monai_saliency.utils.arguments import instance
 from monai_saliency.xaitk.arrays import Unconfigured, image_of, tensor_of
 from monai_saliency.xaitk.masks import PerturbImageMasks
 
-__all__ = ["BlackBoxInferer", "as_method"]
-
 
 class BlackBoxInferer(WholeMethodInferer):
     """Explains 2D images by a whole method of xaitk-saliency.

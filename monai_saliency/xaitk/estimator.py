@@ -10,8 +10,6 @@ from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.masks.base import BoundMasks, Observed
 from monai_saliency.utils.arguments import instance
 
-__all__ = ["ConfidenceScoring"]
-
 
 class ConfidenceScoring(Estimator):
     """Any ``GenerateClassifierConfidenceSaliency`` of xaitk-saliency as an estimator.

@@ -15,8 +15,6 @@ from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.utils.arguments import instance
 from monai_saliency.xaitk.arrays import image_of, real_tensor
 
-__all__ = ["BoundArrayMasks", "PerturbImageMasks"]
-
 
 class BoundArrayMasks(BoundMasks):
     """The masks of an array, for one image."""

@@ -16,8 +16,6 @@ from monai_saliency.targets.base import ACTIVATIONS, to_float
 from monai_saliency.utils.arguments import callable_network, check_option, instance, whole_number
 from monai_saliency.xaitk.arrays import Unconfigured, tensor_of
 
-__all__ = ["Classifier"]
-
 
 class Classifier(Unconfigured, ClassifyImage):
     """A classification network as the black box of xaitk-saliency. It runs on batches ``(B, C, H, W)`` of neighbouring

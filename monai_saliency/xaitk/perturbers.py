@@ -21,8 +21,6 @@ from monai_saliency.masks.rise import RandomGridMasks, RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 
-__all__ = ["Configured", "RISEGrid", "RandomGrid", "SlidingRadial", "SlidingWindow"]
-
 
 class Configured(Configurable):
     """An object whose configuration is its constructor's arguments, each held as an attribute of the same name."""

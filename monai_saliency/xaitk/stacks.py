@@ -28,8 +28,6 @@ from xaitk_saliency.impls.gen_object_detector_blackbox_sal import occlusion_base
 
 from monai_saliency.xaitk.perturbers import Configured, RandomGrid, RISEGrid, SlidingWindow
 
-__all__ = ["DRISEStack", "RISEStack", "RandomGridStack", "SBSMStack", "SlidingWindowStack"]
-
 #: what replaces hidden pixels, in the image's own unit: zeros (None), a number, one for each channel, or an image
 Fill: TypeAlias = "int | Sequence[int] | np.ndarray | None"
 

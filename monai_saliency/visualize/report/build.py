@@ -23,8 +23,6 @@ from monai_saliency.visualize.report.plots import cohort_plots, curve_charts
 from monai_saliency.visualize.report.regions import COHORT_REGION_COLUMNS, cohort_regions, region_bars, region_panels
 from monai_saliency.visualize.report.shown import Shown
 
-__all__ = ["begin_report", "rendered", "try_report", "write_page", "write_report", "write_thumbnails"]
-
 logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent

@@ -17,8 +17,6 @@ from monai_saliency.storage.tables import LABEL_REGION_COLUMNS, REGION_COLUMNS, 
 from monai_saliency.visualize.legend import Legend
 from monai_saliency.visualize.report.kept_scan import KeptScan, case_id, kept_path
 
-__all__ = ["CaseFiles", "Cohort", "MapFile", "Row", "beyond", "class_words", "number", "read_cohort"]
-
 logger = logging.getLogger(__name__)
 
 Row = Mapping[str, str]

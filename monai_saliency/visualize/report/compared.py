@@ -18,8 +18,6 @@ from monai_saliency.visualize.report.cases import CaseFiles, Cohort, MapFile, Ro
 from monai_saliency.visualize.report.kept_scan import case_id
 from monai_saliency.visualize.report.shown import Shown
 
-__all__ = ["Compared", "Runs", "write_comparison"]
-
 
 def write_comparison(folders: Sequence[str | Path], output_dir: str | Path) -> Path:
     """Make one report of several runs over one cohort, such as of several methods, seeds, checkpoints or fills.

@@ -15,8 +15,6 @@ from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.visualize.legend import Legend
 
-__all__ = ["KeptScan", "case_id", "kept_path"]
-
 # The fields that are kept as text, next to the legends; the others are arrays.
 _WORDS = ("case", "key", "step", "low", "shape", "start", "stride", "rows_down", "class_names")
 # Voxels of all that a case's page holds: the scan, its maps and their standard errors.

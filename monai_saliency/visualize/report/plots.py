@@ -16,8 +16,6 @@ from monai_saliency.utils.arguments import require
 from monai_saliency.visualize.pictures import save_picture
 from monai_saliency.visualize.report.cases import Cohort, Row, class_words, number
 
-__all__ = ["Plot", "Point", "cohort_plots", "curve_charts"]
-
 # The figure of how well a map finds the label: the first of these columns that the table has, and its words.
 _AGREEMENT = {"trust_auprc": "AUPRC", "trust_mass": "mass in label", "peak_in_label": "peak in label (1: yes)"}
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from monai_saliency.visualize.report.cases import Cohort, Row, class_words
 
-__all__ = ["COHORT_REGION_COLUMNS", "cohort_regions", "region_bars", "region_panels"]
-
 # What makes figures of several cases comparable.
 _SAME = ("class", "channel", "quantity", "unit", "region", "name")
 #: of ``cohort_regions.csv``

@@ -18,8 +18,6 @@ from monai_saliency.visualize.legend import COLD, WARM, Legend, blended, focus_v
 from monai_saliency.visualize.report.cases import CaseFiles, class_words
 from monai_saliency.visualize.report.kept_scan import KeptScan
 
-__all__ = ["Shown"]
-
 _THUMBNAIL = 112  # rows of pixels
 _MOST_THUMBNAILS = 12
 _LEVELS = 1000
