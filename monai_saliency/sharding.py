@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from monai_saliency.utils.arguments import check_option, whole_numbers
 
-__all__ = ["WHOLE", "Part", "Unit", "check_rank", "rank_of", "units"]
+__all__ = ["WHOLE", "Part", "Unit", "rank_of", "units"]
 
 _SPLITS = ("auto", "cases", "masks")
 
@@ -91,21 +91,6 @@ def units(count: int, num_workers: int = 1, split: str = "auto") -> list[Unit]:
         workers_of_case = len(range(index, num_workers, count))
         shared.append(Unit(index, Part(number, workers_of_case)))
     return shared
-
-
-def check_rank(rank: int, world_size: int) -> None:
-    """Refuse a process's number that is none.
-
-    Args:
-        rank: from 0.
-        world_size: how many processes share the work.
-
-    Raises:
-        ValueError: when the process does not exist.
-    """
-    whole_numbers("world_size", world_size, 1)
-    if rank not in range(world_size):
-        raise ValueError(f"`rank` must be in [0, {world_size}), the number of processes, got {rank}")
 
 
 def rank_of(group: dist.ProcessGroup | None = None) -> tuple[int, int]:

@@ -25,8 +25,8 @@ from torch.utils.data.distributed import DistributedSampler
 from monai_saliency.data.loader import CohortLoader
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.inferers.case_explainer import Assignment
-from monai_saliency.sharding import Unit, check_rank, units
-from monai_saliency.utils.arguments import require
+from monai_saliency.sharding import Unit, units
+from monai_saliency.utils.arguments import require, whole_numbers
 from monai_saliency.utils.monai_private import event_handlers, single_process
 
 Metric = require("ignite.metrics", extra="bundle").Metric
@@ -64,7 +64,9 @@ class RankEngine(Engine):
     waits = False
 
     def __init__(self, rank: int, world_size: int, split: str = "auto") -> None:
-        check_rank(rank, world_size)
+        whole_numbers("world_size", world_size, 1)
+        if rank not in range(world_size):
+            raise ValueError(f"`rank` must be in [0, {world_size}), the number of processes, got {rank}")
         self.rank = rank
         self.world_size = world_size
         self.split = split
