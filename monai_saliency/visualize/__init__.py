@@ -5,7 +5,6 @@ module        what it holds
 ============  ===================================================================
 ``pictures``  maps over their scan: the three planes through the peak
 ``legend``    what their colours mean: the scale, and what is worth colouring
-``colours``   the colours themselves, and which voxels have one
 ``report/``   pages of a cohort that open from disk
 ============  ===================================================================
 """
