@@ -14,7 +14,7 @@ import numpy as np
 from monai_saliency.metrics.agreement import MapAgreement, map_agreement
 from monai_saliency.storage.files import locked
 from monai_saliency.visualize.report.build import begin_report, rendered, write_page, write_thumbnails
-from monai_saliency.visualize.report.cases import CaseFiles, Cohort, MapFile, Row, class_words, read_cohort
+from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, class_words, read_cohort
 from monai_saliency.visualize.report.kept_scan import case_id
 from monai_saliency.visualize.report.shown import Shown
 
@@ -91,35 +91,27 @@ class Runs:
         for name in sorted(set(first).union(*others)):
             for run, cases in zip(self.names[1:], others, strict=True):
                 try:
-                    ours = _opened(first.get(name), self.names[0], self.scales)
-                    yield from self._of_case(ours, _opened(cases.get(name), run, self.scales), run)
+                    ours = _Maps(first.get(name), self.names[0], self.scales)
+                    yield from _of_case(ours, _Maps(cases.get(name), run, self.scales))
                 except Exception as error:  # such as of a damaged file
                     yield Compared(name, run, problem=str(error))
 
-    def _of_case(self, ours: _Maps, theirs: _Maps, run: str) -> Iterator[Compared]:
-        """Compare the maps of one case that explain the same class and channel."""
-        if ours.file.shape != theirs.file.shape:
-            shapes = f"{ours.file.shape} and {theirs.file.shape}"
-            raise ValueError(f"the grids differ, {shapes} voxels: explain the same scans")
-        if not np.allclose(ours.file.affine, theirs.file.affine, rtol=1e-4, atol=1e-3):
-            raise ValueError("the affines differ: explain the same scans")
-        for words in dict.fromkeys([*ours.places, *theirs.places]):
-            if words in ours.places and words in theirs.places:
-                yield _compared(ours, theirs, words, run)
-            else:
-                owner = self.names[0] if words in ours.places else run
-                yield Compared(ours.case.case, run, words, problem=f"only {owner} explains {words}")
 
-
-@dataclass(frozen=True)
 class _Maps:
-    """The maps of a case in a run: their file, small pictures of the first of them, and their places, by what they
-    explain.
+    """The maps of a case in a run: their file, small pictures of the first of them, and their places by what they
+    explain; a ValueError with the reason if the run has none.
     """
 
-    case: CaseFiles
-    file: MapFile
-    pictures: Sequence[bytes]
+    def __init__(self, case: CaseFiles | None, run: str, scales: Mapping[str, float]) -> None:
+        if case is None:
+            raise ValueError(f"not in {run}")
+        if case.failure is not None and not case.rows:
+            raise ValueError(f"failed in {run}: {case.failure.get('error', '')}")
+        self.case, self.run = case, run
+        self.pictures = [] if case.kept is None else Shown.of(case, scales).thumbnails()
+        self.file, _ = case.open_maps()
+        # By the class's number: one run may know names that another does not.
+        self.places = {class_words({**row, "class_name": ""}): place for place, row in enumerate(case.rows)}
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -130,35 +122,33 @@ class _Maps:
         """What the values of a map are; empty where no scan was kept."""
         return "".join(legend.words for legend in self.case.legends[place : place + 1])
 
-    @cached_property
-    def places(self) -> dict[str, int]:
-        """By the class's number: one run may know names that another does not."""
-        return {class_words({**row, "class_name": ""}): place for place, row in enumerate(self.case.rows)}
+
+def _of_case(ours: _Maps, theirs: _Maps) -> Iterator[Compared]:
+    """Compare the maps of one case that explain the same class and channel."""
+    if ours.file.shape != theirs.file.shape:
+        shapes = f"{ours.file.shape} and {theirs.file.shape}"
+        raise ValueError(f"the grids differ, {shapes} voxels: explain the same scans")
+    if not np.allclose(ours.file.affine, theirs.file.affine, rtol=1e-4, atol=1e-3):
+        raise ValueError("the affines differ: explain the same scans")
+    for words in dict.fromkeys([*ours.places, *theirs.places]):
+        if words in ours.places and words in theirs.places:
+            yield _compared(ours, theirs, words)
+        else:
+            owner = ours.run if words in ours.places else theirs.run
+            yield Compared(ours.case.case, theirs.run, words, problem=f"only {owner} explains {words}")
 
 
-def _opened(case: CaseFiles | None, run: str, scales: Mapping[str, float]) -> _Maps:
-    """The maps of a case in a run; a ValueError with the reason if it has none."""
-    if case is None:
-        raise ValueError(f"not in {run}")
-    if case.failure is not None and not case.rows:
-        raise ValueError(f"failed in {run}: {case.failure.get('error', '')}")
-    pictures = [] if case.kept is None else Shown.of(case, scales).thumbnails()
-    return _Maps(case, case.open_maps()[0], pictures)
-
-
-def _compared(ours: _Maps, theirs: _Maps, words: str, run: str) -> Compared:
+def _compared(ours: _Maps, theirs: _Maps, words: str) -> Compared:
     """Compare the maps of two runs that explain the same class and channel."""
     i, j = ours.places[words], theirs.places[words]
     rows = ours.case.rows[i], theirs.case.rows[j]
     pictures = [*ours.pictures[i : i + 1], *theirs.pictures[j : j + 1]]
-    problem = _difference(*rows)
-    found = Compared(ours.case.case, run, words, rows, problem=problem, thumbnails=pictures)
-    if problem:
-        return found
-    agreement = map_agreement(ours.values[i], theirs.values[j], ours.file.affine)
-    if ours.meaning(i) != theirs.meaning(j):  # such as a change of the score and a variance
-        agreement = replace(agreement, difference=math.nan)
-    return replace(found, agreement=agreement)
+    problem, agreement = _difference(*rows), None
+    if not problem:
+        agreement = map_agreement(ours.values[i], theirs.values[j], ours.file.affine)
+        if ours.meaning(i) != theirs.meaning(j):  # such as a change of the score and a variance
+            agreement = replace(agreement, difference=math.nan)
+    return Compared(ours.case.case, theirs.run, words, rows, agreement, problem, pictures)
 
 
 def _difference(first: Row, second: Row) -> str:
