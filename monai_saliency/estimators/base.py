@@ -14,18 +14,6 @@ from monai_saliency.masks.base import BoundMasks, Ids, Observed
 from monai_saliency.utils.arguments import written
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = [
-    "Estimator",
-    "Meaning",
-    "centred",
-    "in_groups",
-    "ratio_error",
-    "scaled",
-    "score_rounding",
-    "split_coverage",
-    "with_ones",
-]
-
 # Voxels of maps whose standard errors are made at once: each takes a few sums in double precision.
 _AT_ONCE = 2**23
 

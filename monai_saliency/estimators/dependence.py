@@ -16,8 +16,6 @@ from monai_saliency.masks.grid import BoundSobolMasks
 from monai_saliency.masks.region import BoundRegionMasks
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
-__all__ = ["HSICScoring", "SobolScoring"]
-
 # Rows and columns of the kernel matrix that are held at a time.
 _BLOCK = 1024
 

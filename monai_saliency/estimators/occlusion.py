@@ -14,14 +14,6 @@ from monai_saliency.masks.base import BoundMasks, Ids, Observed
 from monai_saliency.masks.minimal import BoundMinimalMasks
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
-__all__ = [
-    "HierarchicalScoring",
-    "MinimalRegionScoring",
-    "OcclusionScoring",
-    "SimilarityScoring",
-    "SquaredDifferenceScoring",
-]
-
 
 class OcclusionScoring(Estimator):
     """The average drop of the score while a voxel is hidden (Zeiler and Fergus, ECCV 2014, section 4.2).

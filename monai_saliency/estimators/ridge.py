@@ -12,8 +12,6 @@ from torch import Tensor
 
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["Ridge", "centred_products", "one_thread", "products_of", "ridge", "spectrum_of"]
-
 # Strengths of the ridge penalty that are compared, relative to the mean eigenvalue of the masks.
 _STRENGTHS = np.logspace(-3, 2, 31)
 # Features that are multiplied at once, in a copy.

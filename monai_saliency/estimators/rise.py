@@ -24,8 +24,6 @@ from monai_saliency.masks.base import BoundMasks, Ids, Observed
 from monai_saliency.utils.arguments import check_option, probability
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["DRISEScoring", "MCRISEScoring", "RISEScoring"]
-
 _FORMS = ["centred", "debiased", "plain"]
 # Masks from which the spread of a voxel is read: 16 grids of 4 x 4 cells are 256 draws.
 _SPREAD_MASKS = 16

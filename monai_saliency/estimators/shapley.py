@@ -13,8 +13,6 @@ from monai_saliency.estimators.base import Estimator, score_rounding
 from monai_saliency.masks.base import BoundMasks, Observed
 from monai_saliency.masks.coalition import BoundCoalitionMasks, Meeting, inclusion
 
-__all__ = ["ShapleyScoring", "ShapleyValues", "shapley_values"]
-
 # How far exact values may miss their sum before they are refused, relative to the largest drop of the score.
 _MISSED = 1e-3
 
