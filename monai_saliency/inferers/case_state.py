@@ -14,7 +14,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.inferers.explanation import Explanation, joined
 from monai_saliency.inferers.kept_scores import KeptScores
-from monai_saliency.inferers.perturbation import Perturbation
+from monai_saliency.inferers.perturbation import HIDDEN, Perturbation
 from monai_saliency.masks.base import BoundMasks, Observed
 from monai_saliency.networks.outputs import rows
 from monai_saliency.targets.base import BoundTarget, Target
@@ -112,6 +112,10 @@ class CaseState:
 
     def read(self, start: int, stop: int, output: Any, offset: int, count: int) -> None:
         """Score rows [start, stop), which begin at ``offset`` in the network's output of ``count`` images."""
+        if start == HIDDEN:
+            self.hidden_scores = self.target(rows(output, offset, offset + 1, count))[0].clone()
+            return
+        self.forwards_here += stop - start
         if start == 0:
             self.bind(rows(output, offset, offset + 1, count))
             start, offset = 1, offset + 1

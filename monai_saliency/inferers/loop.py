@@ -24,6 +24,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.inferers.batches import Plan, Rows, cut, of_part
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.perturbation import HIDDEN
 from monai_saliency.inferers.progress import Progress
 from monai_saliency.inferers.row_check import RowsDepend
 from monai_saliency.inferers.row_watch import RowWatch
@@ -119,14 +120,21 @@ class WholeImages:
 
     def _score(self, batch: Sequence[Rows]) -> None:
         """Perturb, run, read."""
+        filled = self._filled_up(batch)
         with stage("perturb"):
-            self._perturb(batch)
+            self._perturb(filled)
         self.watch.before(batch)
         with stage("forward"):
-            output = self._run_rows(self.batch, batch)
+            output = self._run_rows(self.batch, filled)
         with stage("read scores"):
-            self._read(batch, output)
+            self._read(filled, output)
         self.watch.after(batch)
+
+    def _filled_up(self, batch: Sequence[Rows]) -> list[Rows]:
+        """A batch, and in rows that it leaves free its cases' images with everything hidden, if these have no score."""
+        free = len(self.batch) - sum(stop - start for _, start, stop in batch)
+        lacking = [index for index, *_ in batch if self.states[index].hidden_scores is None]
+        return [*batch, *((index, HIDDEN, HIDDEN + 1) for index in lacking[:free])]
 
     def _perturb(self, batch: Sequence[Rows]) -> None:
         """Write the rows of a batch, one behind the other."""
@@ -153,7 +161,6 @@ class WholeImages:
         for index, start, stop in batch:
             state = self.states[index]
             state.read(start, stop, output, offset, len(self.batch))
-            state.forwards_here += stop - start
             offset += stop - start
 
 

@@ -1,7 +1,8 @@
 """Watches the batches of whole images: of a network's first cases, some rows are run alone, and compared (law 10).
 
 A forward of one image takes a GPU as long as a forward of sixteen. So later cases of the same network, shape, batch
-size and target are compared with what was predicted alone, if that is known, and run one image: with everything hidden.
+size and target are compared with what was predicted alone, if that is known. The image with everything hidden has a row
+that a batch leaves free; it runs alone where there is none.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ __all__ = ["RowWatch"]
 
 
 class RowWatch:
-    """Runs rows alone: of each case the image with everything hidden; and of the cases in the first call for a network
-    the unperturbed image, the perturbed one that changed most, and at the end of a round the unperturbed image again.
+    """Runs rows alone, of the cases in the first call for a network: the unperturbed image, the perturbed one that
+    changed most, and at the end of a round the unperturbed image again.
 
     Args:
         forward: calls the network.
@@ -75,11 +76,16 @@ class RowWatch:
         if index is not None and now is not None:
             self.check.look_again(index, now)
             self._last = None
+        for index, state in enumerate(self.states):
+            if state.hidden_scores is None:  # no batch had a free row
+                hidden = state.images.unperturbed()
+                state.images.write(HIDDEN, HIDDEN + 1, out=hidden)
+                state.hidden_scores = self._run_alone(index, hidden, HIDDEN).scores
         known_of(self.forward.network)[self._kind] = True
 
     def _run_alone_of(self, index: int, offset: int, stop: int) -> None:
         """Run two rows of a case alone, of which those below ``stop`` lie at ``offset`` of the batch: the unperturbed
-        image, and the perturbed one that changed most. The image with everything hidden is run too.
+        image, and the perturbed one that changed most.
         """
         self._begun.append(index)
         state, check = self.states[index], self.check
@@ -90,9 +96,6 @@ class RowWatch:
             changed = state.most_changed(stop)
             image = self._perturbed(index, offset, changed)
             self._alone.append((index, changed, self._run_alone(index, image, changed)))
-        hidden = state.images.unperturbed()
-        state.images.write(HIDDEN, HIDDEN + 1, out=hidden)
-        state.hidden_scores = self._run_alone(index, hidden, HIDDEN).scores
 
     def _compare(self) -> None:
         """Compare what rows gave alone with what they gave in their batch."""

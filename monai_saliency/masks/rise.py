@@ -171,7 +171,7 @@ class BoundRISEMasks(BoundMasks):
         if device not in self._weights:
             sides = zip(self.grid_shape, self.stretched_shape, self.spatial_shape, strict=True)
             self._weights[device] = [
-                _stretch_weights(cells, stretched, self.dtype).to(device).unfold(0, size, 1)
+                to_device(_stretch_weights(cells, stretched, self.dtype).numpy(), device).unfold(0, size, 1)
                 for cells, stretched, size in sides
             ]
         return self._weights[device]

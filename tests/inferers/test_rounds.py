@@ -73,9 +73,8 @@ def test_the_map_is_that_of_both_rounds() -> None:
     assert_close(explanation.saliency[0], by_hand())
     assert list(explanation.ids) == [0, 1, 2, 3, 12, 13, 14, 15]
     assert explanation.num_forwards == 1 + 4 + 4
-    # Two images alone and one with everything hidden; two batches of three in each round, and the unperturbed image
-    # again at the end of each.
-    assert network.images == 3 + 2 * (3 * 2 + 1)
+    # Two images alone; two batches of three in each round, and the unperturbed image again at the end of each.
+    assert network.images == 2 + 2 * (3 * 2 + 1)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 16])

@@ -63,7 +63,7 @@ def test_images_go_through_one_at_a_time(coupling: str, count: int, caplog: pyte
 @pytest.mark.parametrize("size", [1, BATCH])
 def test_rows_that_are_independent_cost_three_images_more(size: int) -> None:
     """The unperturbed image and the perturbed one that changed most, and the unperturbed one again at the end; the
-    image with everything hidden is not for the rows.
+    image with everything hidden has a free row of the last batch.
     """
     calls: list[int] = []
 
@@ -74,12 +74,12 @@ def test_rows_that_are_independent_cost_three_images_more(size: int) -> None:
     (found,) = windows(size).explain(images(), network)
     count = len(found.scores) + 1
     full = [size] * -(-count // size)
-    assert calls == ([*full, 1, 1] if size == 1 else [full[0], 1, 1, 1, *full[1:], 1])
+    assert calls == ([*full, 1, 1] if size == 1 else [full[0], 1, 1, *full[1:], 1])
     assert found.num_forwards == count
 
 
-def test_a_later_case_of_the_network_costs_one_image_more() -> None:
-    """The one with everything hidden. Another target or batch size is checked again."""
+def test_a_later_case_of_the_network_costs_no_image_more() -> None:
+    """But for the one with everything hidden where no row is free. Another target or batch size is checked again."""
     calls: list[int] = []
 
     def network(x: torch.Tensor) -> torch.Tensor:
@@ -91,8 +91,18 @@ def test_a_later_case_of_the_network_costs_one_image_more() -> None:
         explain(images(), network)
         return calls.count(1)
 
-    assert [alone(windows()), alone(windows())] == [4, 1]
-    assert [alone(windows(target=ms.ClassScore([1], "softmax"))), alone(windows(BATCH + 1))] == [4, 4]
+    assert [alone(windows()), alone(windows())] == [3, 0]
+    assert [alone(windows(target=ms.ClassScore([1], "softmax"))), alone(windows(BATCH + 1))] == [3, 3]
+    rows = len(windows().masks.bind(images()[0])) + 1
+    assert [alone(windows(rows)), alone(windows(rows))] == [3, 1]
+
+
+def test_everything_hidden_scores_the_same_in_a_free_row_and_alone() -> None:
+    rows = len(windows().masks.bind(images()[0])) + 1
+    alone = windows(1).explain(images(3), classify)
+    for size in (BATCH, rows, rows + 1, 3 * rows, 3 * rows + 1, 3 * rows + 3):
+        for found, expected in zip(windows(size).explain(images(3), classify), alone, strict=True):
+            assert_close(found.hidden_scores, expected.hidden_scores)
 
 
 def by_batch_maximum(x: torch.Tensor) -> torch.Tensor:
@@ -255,9 +265,9 @@ def explained_as(prediction: Any, network: Callable[..., Any] = classify, batch:
 
 @pytest.mark.parametrize("batch", [1, BATCH])
 def test_a_prediction_costs_no_forward(batch: int) -> None:
-    """The perturbed image remains, where there are batches, the one with everything hidden, and the last one."""
+    """The perturbed image remains, where there are batches, else the one with everything hidden; and the last one."""
     found, calls = explained_as(classify(images()), batch=batch)
-    assert calls.count(1) == (len(found.scores) + 3 if batch == 1 else 3)
+    assert calls.count(1) == (len(found.scores) + 3 if batch == 1 else 2)
     assert torch.equal(found.saliency, windows(batch)(images(), classify)[0])
 
 
@@ -269,7 +279,7 @@ def test_another_prediction_is_refused(batch: int) -> None:
 
 def test_a_prediction_of_another_form_is_left_out() -> None:
     found, calls = explained_as(torch.zeros(1, 7))
-    assert calls.count(1) == 4
+    assert calls.count(1) == 3
     assert torch.equal(found.saliency, windows()(images(), classify)[0])
     with pytest.raises(CaseError, match="gives no fixed output"):
         explained_as({"other": torch.zeros(1, 3)}, WithDropout(classify))

@@ -232,12 +232,12 @@ def test_other_masks_wait_for_nothing(masks: str) -> None:
 
 @pytest.mark.parametrize("dims", IMAGES)
 def test_focused_masks_are_rendered_without_waiting(dims: str) -> None:
-    """Masks of each kind: over the whole image, in a place, beside a place that is hidden, and alone."""
+    """Masks of each kind: over the whole image, in some windows, and these alone."""
     target = ms.ClassScore([1], "softmax")
     bound, on_cpu = (
         ms.focused_rise(60, target=target).masks.bind(image[0]) for image in (on_device(IMAGES[dims]), IMAGES[dims])
     )
-    ids = [(0, 0, 0), (0, 0, 1), (6, 0, -1), (0, 6, 3), (6, 96, 3), (0, 0, 5)]
+    ids = [(0, 0, 0), (0, 0, 50), (6, 0, 0), (6, 3, 50), (6, 59, 3), (0, 5, 20)]
     with Counted() as mode:
         found = bound.render(ids)
     assert mode.waits == [[]]
