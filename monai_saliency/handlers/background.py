@@ -9,8 +9,6 @@ from contextlib import ExitStack
 
 from monai_saliency.utils.timing import stage
 
-__all__ = ["Background"]
-
 
 class Background:
     """Runs pieces of work one after another in one thread. At most two wait or run."""

@@ -19,8 +19,6 @@ from monai_saliency.utils.arguments import require
 from monai_saliency.utils.monai_private import set_experiment
 from monai_saliency.visualize.pictures import PICTURE_FORMATS
 
-__all__ = ["Tracker", "check"]
-
 _CASE_METRICS = ("probability", "score", "peak_saliency", "peak_in_label", "forwards", "seconds")
 _TRUTHS = {"True": 1, "False": 0}
 _BATCH = 1000  # metrics that MLflow takes at once

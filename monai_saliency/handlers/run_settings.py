@@ -31,8 +31,6 @@ from monai_saliency.storage.scans import format_of
 from monai_saliency.storage.tables import CaseTable
 from monai_saliency.version import __version__
 
-__all__ = ["described", "note_settings", "scan_mark", "warn_of_others"]
-
 logger = logging.getLogger(__name__)
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, np.generic)

@@ -19,9 +19,8 @@ from monai.utils import CommonKeys
 from monai_saliency.cases import Case, image_file
 from monai_saliency.errors import CaseError
 from monai_saliency.handlers.background import Background
-from monai_saliency.handlers.case_title import case_title
 from monai_saliency.handlers.run_settings import described, note_settings, scan_mark
-from monai_saliency.handlers.summary import Summary, figures, summarize
+from monai_saliency.handlers.summary import Summary, case_title, figures, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
@@ -44,8 +43,6 @@ from monai_saliency.utils.timing import stage
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
-
-__all__ = ["Batch", "Item", "SaliencyHandler", "predictions_of"]
 
 #: a case as transforms take it: values by key
 Item = dict[Any, Any]

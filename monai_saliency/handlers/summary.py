@@ -1,4 +1,4 @@
-"""The summary of a cohort: a row for each map of a case, and figures over all rows."""
+"""What a run reports: of a case its title and a row for each map, and figures over all rows of a cohort."""
 
 from __future__ import annotations
 
@@ -15,13 +15,34 @@ import torch
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.storage.label_maps import load_label
-from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
-from monai_saliency.storage.tables import CaseTable as Summary
-from monai_saliency.visualize.legend import is_noise, legends_of
-
-__all__ = ["COLUMNS", "Summary", "figures", "summarize"]
+from monai_saliency.storage.tables import CaseTable
+from monai_saliency.targets.base import label_name
+from monai_saliency.visualize.legend import is_noise, legends_of, score_words
 
 logger = logging.getLogger(__name__)
+
+#: the table ``summary.csv`` of a cohort
+Summary = CaseTable
+
+
+def case_title(explanation: Explanation) -> str:
+    """What is predicted and explained of a case, in two lines, and in a third one what is wrong with its fill."""
+    target = explanation.target
+    described = target.describe()
+    words = []
+    if "prediction" in described:
+        words.append(f"predicted {described['prediction']}")
+        if "probability" in described:
+            words[-1] += f" ({described['probability']:.3f})"
+    scores, quantity, without = [], target.quantity(), explanation.without_peak.tolist()
+    for label, score, left in zip(target.labels, explanation.reference_scores.tolist(), without, strict=True):
+        figures = [f"{quantity.reported(each):.3f}" for each in (score, left)]
+        scores.append(f"{label_name(label)} {score_words(quantity.unit, *figures)}")
+    words.append(f"explained: {'; '.join(scores)}")
+    lines = [explanation.name, ", ".join(words)]
+    if explanation.fill_problem:
+        lines.append(explanation.fill_problem)
+    return "\n".join(lines)
 
 
 def summarize(
@@ -51,13 +72,13 @@ def summarize(
         errors: the standard errors of the maps, in their shape and unit; None if there are none.
 
     Returns:
-        dictionaries with the keys of :data:`COLUMNS`. Positions are in scanner mm. ``score`` is a probability where the
-        map is of its log-odds, and so is ``score_without_peak``, with the place of the peak hidden
-        (:attr:`~monai_saliency.Explanation.without_peak`). ``quantity`` and ``unit`` are of the map. ``verdict`` is a
-        sentence if nothing matters or the map may be chance. ``images`` counts the masks and the unperturbed image,
-        ``""`` for a method without masks; ``forwards`` counts the work of this run. ``score_without_peak``, ``noise``
-        and ``fill_leaves`` are ``""`` where they are not known, and ``peak_in_label`` without a label, or with one that
-        is empty or cannot be read.
+        dictionaries with the keys of :data:`~monai_saliency.storage.tables.SUMMARY_COLUMNS`. Positions are in scanner
+        mm. ``score`` is a probability where the map is of its log-odds, and so is ``score_without_peak``, with the
+        place of the peak hidden (:attr:`~monai_saliency.Explanation.without_peak`). ``quantity`` and ``unit`` are of
+        the map. ``verdict`` is a sentence if nothing matters or the map may be chance. ``images`` counts the masks and
+        the unperturbed image, ``""`` for a method without masks; ``forwards`` counts the work of this run.
+        ``score_without_peak``, ``noise`` and ``fill_leaves`` are ``""`` where they are not known, and ``peak_in_label``
+        without a label, or with one that is empty or cannot be read.
     """
     quantity = explanation.target.quantity()
     of_map = zip(

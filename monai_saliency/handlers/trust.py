@@ -21,8 +21,6 @@ from monai_saliency.utils.arguments import whole_number
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import stage
 
-__all__ = ["Trust", "Trusted", "label_on_grid"]
-
 
 class Trust:
     """Measures how far to trust maps: consistency, plausibility and fidelity, compared with controls.

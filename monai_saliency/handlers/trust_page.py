@@ -14,8 +14,6 @@ from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.storage.tables import CaseTable
 from monai_saliency.visualize.legend import is_noise
 
-__all__ = ["trust_page", "verdict", "write_trust_page"]
-
 Row = Mapping[str, str]
 
 # A randomised network's maps that agree more, in rank, are maps of the scan. Nor may they find more of the label than

@@ -23,8 +23,6 @@ from monai_saliency.utils.arguments import written
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import Box, blend, everywhere
 
-__all__ = ["BoundMasks", "Id", "Ids", "MakesRegions", "Masks", "Observed", "Search", "Spacing"]
-
 #: the name of a mask, opaque to all but its family: a number in families of one round, a tuple of integers in rounds
 Id: TypeAlias = Any
 Ids: TypeAlias = Sequence[Id]

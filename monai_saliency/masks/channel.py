@@ -16,8 +16,6 @@ from monai_saliency.masks.base import BoundMasks, Ids, Masks, Regions, Spacing
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.tensors import Box, to_device
 
-__all__ = ["ChannelMasks", "IndependentChannelMasks"]
-
 
 class ChannelMasks(Masks):
     """Masks that hide one channel at a time. Each mask of another family is applied to every channel in turn.

@@ -21,16 +21,6 @@ from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import Box
 
-__all__ = [
-    "BoundCoalitionMasks",
-    "CoalitionMasks",
-    "Meeting",
-    "draw_pairs",
-    "inclusion",
-    "meetings",
-    "players_that_meet",
-]
-
 #: coalitions of players of whole images that are scored: all of 14 players
 _MOST_COALITIONS = 2**14 - 1
 #: coalitions that are scored under a sliding-window inferer, where most touch few patches

@@ -21,8 +21,6 @@ from monai_saliency.masks.until import ended, wanted_agreement
 from monai_saliency.utils.arguments import instance, number, whole_number
 from monai_saliency.utils.tensors import Box, to_device
 
-__all__ = ["BoundFocusedMasks", "FocusedMasks"]
-
 # Windows with evidence: where the score falls by more than this share of the largest fall. Below it is mostly chance.
 _STANDS_OUT = 0.1
 

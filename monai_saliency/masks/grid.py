@@ -13,8 +13,6 @@ from monai_saliency.masks.region import BoundRegionMasks
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
 from monai_saliency.utils.tensors import Box
 
-__all__ = ["BoundSobolMasks", "GridMasks", "SobolMasks"]
-
 # Cells of a grid, about, by default; more forwards than this limit are taken for a mistake.
 _CELLS, _MOST_FORWARDS = 64, 100_000
 

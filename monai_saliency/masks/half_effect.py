@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["half_effect"]
-
 # However the effect falls, some cells are kept and some are hidden.
 _LEAST, _MOST = 0.05, 0.95
 # Halvings of the interval in which p1 lies: to within a thousandth.

@@ -22,8 +22,6 @@ from monai_saliency.utils.arguments import instance, number, whole_number
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import Box, to_device, within
 
-__all__ = ["BoundHierarchicalMasks", "HierarchicalMasks", "RegionHierarchyMasks"]
-
 # Windows of the first level, about, if no window size is given.
 _FIRST_LEVEL = 64
 # On a patch grid: at most this many predictions of the image for all levels, and for the first level.

@@ -18,8 +18,6 @@ from monai_saliency.masks.sizes import overlap
 from monai_saliency.utils.arguments import number
 from monai_saliency.utils.tensors import Box, within
 
-__all__ = ["BoundMinimalMasks", "FoundRegion", "MinimalMasks"]
-
 # Sets between two sizes that are scored in one round: more need fewer rounds, and more forwards.
 _CUTS = 3
 # The first number in the id of a set of windows; the id of a single window begins with its level.

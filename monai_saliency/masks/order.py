@@ -12,8 +12,6 @@ from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing
 from monai_saliency.utils.arguments import whole_number
 from monai_saliency.utils.tensors import Box, plain, to_device
 
-__all__ = ["BoundOrderMasks", "OrderMasks"]
-
 
 class OrderMasks(Masks):
     """Masks that hide the highest voxels of a map, ``1 / steps`` of the voxels more with every mask, up to the whole

@@ -15,8 +15,6 @@ from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.tensors import Box, check_labels, plain, to_device
 
-__all__ = ["BoundRegionMasks", "RegionMasks", "check_regions", "find_regions"]
-
 # So many voxels are looked up at once: 8 MB of places.
 _PLACES = 2**20
 

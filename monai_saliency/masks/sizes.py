@@ -9,8 +9,6 @@ from monai_saliency.masks.base import Spacing
 from monai_saliency.utils.arguments import check_option, per_axis, positive_numbers, voxels_of_mm, whole_numbers
 from monai_saliency.utils.tensors import Box
 
-__all__ = ["check_sizes", "check_unit", "in_voxels", "overlap"]
-
 
 def check_unit(unit: str, name: str, size: Any) -> str:
     """Check a unit, and that a size whose default is in voxels is given in mm."""

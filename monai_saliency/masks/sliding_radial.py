@@ -15,8 +15,6 @@ from monai_saliency.masks.sizes import check_sizes, check_unit, in_voxels, overl
 from monai_saliency.utils.arguments import finite_numbers, per_axis, positive_numbers
 from monai_saliency.utils.tensors import Box, within
 
-__all__ = ["SlidingRadialMasks"]
-
 
 class SlidingRadialMasks(Masks):
     """Ellipses and ellipsoids that slide over the image, crisp or blurred, in 2D and 3D. Each mask hides one

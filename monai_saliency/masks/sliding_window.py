@@ -20,8 +20,6 @@ from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.precision import exact_arithmetic
 from monai_saliency.utils.tensors import Box, to_device
 
-__all__ = ["BoundBoxMasks", "MultiScaleWindowMasks", "PatchWindowMasks", "SlidingWindowMasks", "affordable"]
-
 #: by default a map costs at most as much as this number of predictions of the image
 _AFFORDABLE = 50
 

@@ -12,8 +12,6 @@ import torch
 from monai_saliency.utils.arguments import finite_numbers, per_axis
 from monai_saliency.utils.tensors import Box
 
-__all__ = ["averaged", "check_smooth", "grown", "widths_of"]
-
 
 def check_smooth(value: Any) -> Any:
     """The width of an edge, as it was given."""

@@ -11,8 +11,6 @@ from torch import Tensor
 from monai_saliency.masks.base import Spacing
 from monai_saliency.utils.arguments import number, positive_numbers, require, whole_number, written
 
-__all__ = ["OrganSupervoxels", "Supervoxels", "whole_image"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ from monai_saliency.masks.base import BoundMasks, Masks, Observed, Search, Spaci
 from monai_saliency.utils.arguments import instance, number, whole_number
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["UntilMasks", "ended", "wanted_agreement"]
-
 # The first round has at least two masks for each half.
 _FEWEST = 4
 _FIRST = 100

@@ -9,8 +9,8 @@ from helpers.files import rows_of
 
 from monai_saliency.__main__ import main
 from monai_saliency.bundle.sweep import gather
-from monai_saliency.handlers.summary import COLUMNS, Summary
-from monai_saliency.storage.tables import Failures
+from monai_saliency.handlers.summary import Summary
+from monai_saliency.storage.tables import SUMMARY_COLUMNS, Failures
 
 # The correlation of any two is 1 / 2, but for B and C of 0 and their negatives.
 A, B, C = (np.float32(values).reshape(2, 2) for values in ([1, -1, 0, 0], [1, 0, -1, 0], [0, 1, 0, -1]))
@@ -23,7 +23,7 @@ def write(
     path = folder / f"{case}_saliency.nii.gz"
     path.parent.mkdir(parents=True, exist_ok=True)
     nib.save(nib.Nifti1Image(maps, np.eye(4)), path)
-    row = dict.fromkeys(COLUMNS, "") | {"case": case, "score": 0.5, "peak_saliency": float(maps.max())}
+    row = dict.fromkeys(SUMMARY_COLUMNS, "") | {"case": case, "score": 0.5, "peak_saliency": float(maps.max())}
     row |= {"peak_in_label": hit, "forwards": forwards, "seconds": 2.5}
     Summary(folder / "summary.csv").add([row | {"class": label} for label in classes])
 

@@ -9,8 +9,7 @@ import torch
 from helpers.tolerances import SINGLE, assert_close
 
 import monai_saliency as ms
-from monai_saliency.handlers.case_title import case_title
-from monai_saliency.handlers.summary import summarize
+from monai_saliency.handlers.summary import case_title, summarize
 from monai_saliency.networks import Ensemble
 
 ONES = torch.ones(1, 1, 4, 4)

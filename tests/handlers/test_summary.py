@@ -16,6 +16,7 @@ import monai_saliency as ms
 from monai_saliency.handlers import run_settings
 from monai_saliency.handlers import summary as summaries
 from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.storage.tables import SUMMARY_COLUMNS
 from monai_saliency.visualize.legend import is_noise
 
 
@@ -45,7 +46,7 @@ class TestSummarize:
         maps = np.stack([peaked(), np.full(SHAPE, -1, np.float32)])
         maps[1, 0, 0, 0] = -0.5
         first, second = summaries.summarize("sub/ct_7", explanation(maps), maps, LEFTWARD, seconds=1.23456)
-        assert tuple(first) == summaries.COLUMNS
+        assert tuple(first) == SUMMARY_COLUMNS
         assert first == {
             "case": "sub/ct_7",
             "prediction": 1,
