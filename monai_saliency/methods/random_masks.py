@@ -127,7 +127,7 @@ def random_grid(
 @method
 def focused_rise(
     num_masks: int | None = None,
-    grid_size: int | Sequence[int] = 10,
+    grid_size: int | Sequence[int] = 8,
     p1: float | str = "auto",
     seed: int = 0,
     until: float | None = None,
