@@ -115,10 +115,9 @@ def finite_numbers(name: str, value: Any) -> None:
 
 def number(name: str, value: Any, least: float | None = None) -> float:
     """One finite number, as a ``float``."""
-    numbers = _numbers(value)
-    if numbers is None or len(numbers) != 1 or isinstance(value, Sequence):
+    one = _one_number(value)
+    if one is None:
         raise ValueError(f"`{name}` must be a finite number, got {value!r}")
-    one = float(numbers[0])
     if least is not None and one < least:
         raise ValueError(f"`{name}` must be at least {least:g}, got {value}")
     return one
@@ -126,7 +125,8 @@ def number(name: str, value: Any, least: float | None = None) -> float:
 
 def probability(name: str, value: Any) -> None:
     """Check that a number is in [0, 1]."""
-    if not 0 <= number(name, value) <= 1:
+    one = _one_number(value)
+    if one is None or not 0 <= one <= 1:
         raise ValueError(f"`{name}` must be in [0, 1], got {value!r}")
 
 
@@ -164,6 +164,14 @@ def _numbers(value: Any) -> np.ndarray | None:
     if numbers.dtype.kind not in "iuf" or numbers.ndim != 1 or not numbers.size:
         return None
     return numbers if bool(np.isfinite(numbers).all()) else None
+
+
+def _one_number(value: Any) -> float | None:
+    """One finite number; None for anything else, a list of one number too."""
+    numbers = _numbers(value)
+    if numbers is None or len(numbers) != 1 or isinstance(value, Sequence):
+        return None
+    return float(numbers[0])
 
 
 def flag(name: str, value: Any) -> bool:
