@@ -24,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from monai_saliency.data.loader import CohortLoader
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
-from monai_saliency.inferers.case_explainer import Assignment
+from monai_saliency.inferers.cohort_explainer import Assignment
 from monai_saliency.sharding import Unit, units
 from monai_saliency.utils.arguments import require, whole_numbers
 from monai_saliency.utils.monai_private import event_handlers, single_process

@@ -23,7 +23,7 @@ from monai_saliency.handlers.run_settings import described, note_settings, scan_
 from monai_saliency.handlers.summary import Summary, case_title, figures, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
-from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
+from monai_saliency.inferers.cohort_explainer import CohortExplainer, ScoredCase
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -129,7 +129,7 @@ class SaliencyHandler:
         trust: Trust | None = None,
         method: str | None = None,
     ) -> None:
-        self.explainer = CaseExplainer(inferer, network, store, failures, network_id)
+        self.explainer = CohortExplainer(inferer, network, store, failures, network_id)
         self.inferer = self.explainer.inferer
         self.store = store
         self.postprocessing = instance("postprocessing", postprocessing, (), "a transform of a case", function=True)
@@ -272,7 +272,7 @@ class SaliencyHandler:
 
     # What is written of a case. ---------------------------------------------------------------------------------------
 
-    def _write_later(self, batch: Batch, cases: Sequence[Case], explained: Explained) -> None:
+    def _write_later(self, batch: Batch, cases: Sequence[Case], explained: ScoredCase) -> None:
         """Have the map of a case made and written in the background."""
         mark, case, write = self._mark(), cases[explained.index], None
         with self._listing(case.name):
@@ -283,7 +283,7 @@ class SaliencyHandler:
         if write is not None:
             self._background.submit(write, explained.claim)
 
-    def _trust_rows(self, batch: Batch, case: Case, explained: Explained) -> list[dict[str, Any]]:
+    def _trust_rows(self, batch: Batch, case: Case, explained: ScoredCase) -> list[dict[str, Any]]:
         """How far to trust each map of a case; empty if this is not measured."""
         if self.trust is None:
             return []
@@ -319,7 +319,7 @@ class SaliencyHandler:
         except Exception as error:
             self.failures.add(case, "explain", error)
 
-    def _write(self, case: str, item: Item, explained: Explained, mark: str, trust: Sequence[Any]) -> None:
+    def _write(self, case: str, item: Item, explained: ScoredCase, mark: str, trust: Sequence[Any]) -> None:
         """Make and write the map of a case, in the background."""
         # This thread has its own mode, and never needs gradients.
         with self._listing(case), torch.no_grad(), stage("save"):

@@ -9,8 +9,6 @@ from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.sharding import Part
 from monai_saliency.utils.arguments import whole_number
 
-__all__ = ["AutoSize", "Plan", "Rows", "batch_size", "cut", "of_part", "rows_in_batch"]
-
 #: a case's place, its first row, and its last row + 1
 Rows: TypeAlias = tuple[int, int, int]
 

@@ -12,8 +12,6 @@ from monai_saliency.errors import CaseError
 from monai_saliency.masks.base import BoundMasks, Id, Ids, Observed, Search
 from monai_saliency.targets.base import BoundTarget
 
-__all__ = ["CaseSearch"]
-
 
 class CaseSearch:
     """Asks for masks round after round, and keeps their scores. It holds no image and no mask, so its memory does not

@@ -13,8 +13,8 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.inferers.explanation import Explanation, joined
-from monai_saliency.inferers.kept_scores import KeptScores
 from monai_saliency.inferers.perturbation import HIDDEN, Perturbation
+from monai_saliency.inferers.score_watch import ScoreWatch
 from monai_saliency.masks.base import BoundMasks, Observed
 from monai_saliency.networks.outputs import rows
 from monai_saliency.targets.base import BoundTarget, Target
@@ -22,8 +22,6 @@ from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import stage
-
-__all__ = ["CaseState", "bound_target", "sampled"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ class CaseState:
         images: Perturbation,
         target: Target | BoundTarget,
         estimator: Estimator,
-        kept: KeptScores,
+        kept: ScoreWatch,
     ) -> None:
         self.case, self.images, self.search, self.kept = case, images, images.search, kept
         self.unbound_target, self.estimator = target, estimator

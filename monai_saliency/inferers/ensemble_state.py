@@ -13,8 +13,6 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.masks.base import BoundMasks, Observed
 from monai_saliency.targets.base import BoundTarget
 
-__all__ = ["EnsembleState"]
-
 
 class EnsembleState:
     """One case of an ensemble, scored by each member for the target that is frozen on their mean output.

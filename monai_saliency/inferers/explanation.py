@@ -18,8 +18,6 @@ from monai_saliency.targets.base import BoundTarget, label_name
 from monai_saliency.utils.arguments import written
 from monai_saliency.utils.timing import stage
 
-__all__ = ["FILL_LEAVES", "Explanation", "joined", "share_left", "warned"]
-
 logger = logging.getLogger(__name__)
 
 #: a fill that leaves a larger share of what a score can move by is none

@@ -22,8 +22,6 @@ from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.utils.tensors import blend, plain
 
-__all__ = ["choose_fill"]
-
 logger = logging.getLogger(__name__)
 
 #: the cases that choose the fill of a cohort

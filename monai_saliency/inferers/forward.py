@@ -23,8 +23,6 @@ from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath, check_rows, in_parts, read
 from monai_saliency.utils.monai_private import tensor_version
 
-__all__ = ["Forward", "evaluating", "known_of"]
-
 logger = logging.getLogger(__name__)
 
 Call = Callable[[torch.Tensor, Mapping[Any, torch.Tensor]], Any]

@@ -23,7 +23,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.gradients.base import GradientMethod, NetworkCalls
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward
-from monai_saliency.inferers.whole_method import OneCase, WholeMethodInferer
+from monai_saliency.inferers.whole_method import WholeMethodInferer, WholeMethodRun
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.runtime import plain_network, runtime_settings
 from monai_saliency.targets.base import BoundTarget, Target, label_name
@@ -32,8 +32,6 @@ from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import accumulation_dtype
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import stage
-
-__all__ = ["GradientInferer"]
 
 
 class GradientInferer(WholeMethodInferer):
@@ -53,7 +51,7 @@ class GradientInferer(WholeMethodInferer):
             _Run(self, forward, states, split, index).explain()
 
 
-class _Run(OneCase):
+class _Run(WholeMethodRun):
     """One case, explained by a white-box method: one image at a time, so that no row depends on another."""
 
     def __init__(

@@ -24,13 +24,13 @@ from monai_saliency.inferers.case_state import CaseState, bound_target
 from monai_saliency.inferers.ensemble_state import EnsembleState
 from monai_saliency.inferers.explanation import Explanation, warned
 from monai_saliency.inferers.forward import Forward, evaluating
-from monai_saliency.inferers.kept_scores import KeptScores
 from monai_saliency.inferers.loop import Meet, Scorer, WholeImages, run_rounds
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
 from monai_saliency.inferers.perturbation import Perturbation
 from monai_saliency.inferers.progress import Progress, following
 from monai_saliency.inferers.row_check import RowsDepend, output_alone, say_once
+from monai_saliency.inferers.score_watch import ScoreWatch
 from monai_saliency.inferers.sharing import note_origin
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.rise import MCRISEMasks
@@ -44,8 +44,6 @@ from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import callable_network, instance, written
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.tensors import plain
-
-__all__ = ["Job", "PerturbationInferer", "Sharing", "explaining"]
 
 
 @dataclass(frozen=True)
@@ -318,7 +316,7 @@ class PerturbationInferer(Inferer):
             search = CaseSearch(case.name, masks)
             images = Perturbation(case.image, split.held_images[index], fill, fill_of, search)
             target = self.target if targets is None else targets[index]
-            kept = KeptScores(None if stored is None else stored[index], search)
+            kept = ScoreWatch(None if stored is None else stored[index], search)
             states.append(CaseState(case, images, target, self.estimator, kept))
         return states, split
 

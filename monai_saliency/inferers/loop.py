@@ -7,7 +7,7 @@ to each image, which gives a :class:`CaseState`. Row 0 of a case is its unpertur
 that it asks for. When row 0 is read, the target is bound to the network's output. All images of a call have one shape.
 
 What watches the loop is elsewhere: whether rows are independent (:mod:`monai_saliency.inferers.row_watch`), the scores
-on disk (:mod:`monai_saliency.inferers.kept_scores`), the bar (:mod:`monai_saliency.inferers.progress`), and other
+on disk (:mod:`monai_saliency.inferers.score_watch`), the bar (:mod:`monai_saliency.inferers.progress`), and other
 workers (:mod:`monai_saliency.inferers.sharing`).
 """
 
@@ -31,8 +31,6 @@ from monai_saliency.inferers.row_watch import RowWatch
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.sharding import WHOLE, Part
 from monai_saliency.utils.timing import stage
-
-__all__ = ["Meet", "WholeImages", "run_rounds"]
 
 #: gives cases the scores that other workers have; called at the end of each round
 Meet = Callable[[Sequence[CaseState]], None]

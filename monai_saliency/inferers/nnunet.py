@@ -13,8 +13,6 @@ from monai_saliency.utils.arguments import require
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import everywhere, plain
 
-__all__ = ["NNUNetInferer"]
-
 #: what nnU-Net multiplies the Gaussian with
 _PEAK = 10
 

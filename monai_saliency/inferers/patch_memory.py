@@ -10,8 +10,6 @@ import torch
 
 from monai_saliency.utils.arguments import number
 
-__all__ = ["OutputMemory", "PatchMemory"]
-
 
 @dataclass(frozen=True)
 class PatchMemory:

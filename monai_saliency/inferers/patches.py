@@ -25,10 +25,10 @@ from monai.data.utils import compute_importance_map
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
 
 from monai_saliency.inferers.batches import Plan, Rows
+from monai_saliency.inferers.case_patches import CasePatches, cancels
 from monai_saliency.inferers.case_state import CaseState, sampled
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.nnunet import NNUNetInferer
-from monai_saliency.inferers.patch_case import PatchCase, cancels
 from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
 from monai_saliency.inferers.perturbation import HIDDEN
 from monai_saliency.inferers.row_check import RowCheck, RowsDepend, run_alone, say_once
@@ -39,8 +39,6 @@ from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import everywhere
 from monai_saliency.utils.timing import stage
-
-__all__ = ["RememberedPatches", "remember"]
 
 _EXACT = (SlidingWindowInferer, SlidingWindowInfererAdapt, SliceInferer, NNUNetInferer)
 _EXACT_CALLS = tuple(kind.__call__ for kind in _EXACT)
@@ -219,7 +217,7 @@ class RememberedPatches:
             (case, start, stop) for case, start, stop in rows if start < stop and not self.states[case].has(start, stop)
         ]
 
-    def _start(self, whole: OutputMemory) -> list[PatchCase]:
+    def _start(self, whole: OutputMemory) -> list[CasePatches]:
         """Run the unperturbed images, remember their patches, and bind the targets."""
         cases = []
         for index, sums in enumerate(self._sums(whole)):
@@ -231,7 +229,7 @@ class RememberedPatches:
             state.bind(volume)
             state.per_prediction = self.num_patches
             state.forwards_here += self.num_patches
-            cases.append(PatchCase(state, sums, self.weight_sum, volume, self.grid, index * self.num_patches))
+            cases.append(CasePatches(state, sums, self.weight_sum, volume, self.grid, index * self.num_patches))
             self._hide_everything(index, list(cases[index].trims), volume)
         for slot in whole:
             case, patch = divmod(slot, self.num_patches)

@@ -14,8 +14,6 @@ from monai_saliency.inferers.case_search import CaseSearch
 from monai_saliency.masks.base import BoundMasks, Ids
 from monai_saliency.utils.tensors import Box, everywhere, finite_between
 
-__all__ = ["HIDDEN", "Perturbation"]
-
 #: the row with the whole image replaced by the fill
 HIDDEN = -1
 

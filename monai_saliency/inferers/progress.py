@@ -17,8 +17,6 @@ from monai_saliency.inferers.batches import Plan
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.utils.arguments import require
 
-__all__ = ["Progress", "following"]
-
 logger = logging.getLogger(__name__)
 
 #: a bar that nobody asked for waits for these seconds; in a log file there is a line after the first, then each second

@@ -22,8 +22,6 @@ from monai_saliency.targets.base import BoundTarget, label_name
 from monai_saliency.utils.monai_private import holds_compiled
 from monai_saliency.utils.precision import rounding_of
 
-__all__ = ["RowCheck", "RowsDepend", "Seen", "output_alone", "run_alone", "say_once"]
-
 logger = logging.getLogger(__name__)
 
 #: share of what perturbing changes in a score that does not show in a map

@@ -20,8 +20,6 @@ from monai_saliency.inferers.row_check import RowCheck, Seen, run_alone
 from monai_saliency.networks.outputs import rows
 from monai_saliency.utils.monai_private import tensor_version
 
-__all__ = ["RowWatch"]
-
 
 class RowWatch:
     """Runs rows alone, of the cases in the first call for a network: the unperturbed image, the perturbed one that

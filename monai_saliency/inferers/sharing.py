@@ -18,8 +18,6 @@ from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.utils.precision import chosen_arithmetic
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["WorkerScores", "merged", "note_origin", "take_scores"]
-
 # Scores of one image and network on two machines differ by less, relative to the largest of them, or by less than some
 # roundings of a network in half precision.
 _TOLERANCE, _ROUNDINGS = 1e-3, 20

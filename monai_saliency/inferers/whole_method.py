@@ -19,8 +19,6 @@ from monai_saliency.masks.base import BoundMasks, Id, Masks, Observed
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.targets.base import Target
 
-__all__ = ["OneCase", "WholeMethodInferer"]
-
 
 class WholeMethodInferer(PerturbationInferer):
     """Explains images by a method that is more than masks and an estimator, case by case."""
@@ -73,10 +71,10 @@ class WholeMethodInferer(PerturbationInferer):
 
     @abstractmethod
     def explain_case(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
-        """Make the map of one case, and put it into its state by :meth:`OneCase.finish`."""
+        """Make the map of one case, and put it into its state by :meth:`WholeMethodRun.finish`."""
 
 
-class OneCase:
+class WholeMethodRun:
     """One case on its way through a method that makes its own map."""
 
     def __init__(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:

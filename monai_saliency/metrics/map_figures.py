@@ -16,7 +16,7 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.simple import BlurFill, MeanFill
-from monai_saliency.inferers.case_explainer import Keeper
+from monai_saliency.inferers.cohort_explainer import Keeper
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.metrics.agreement import rank_correlation

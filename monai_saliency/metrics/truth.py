@@ -12,7 +12,7 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.occlusion import OcclusionScoring
-from monai_saliency.inferers.case_explainer import Keeper
+from monai_saliency.inferers.cohort_explainer import Keeper
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.order import OrderMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks

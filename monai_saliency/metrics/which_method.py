@@ -13,7 +13,7 @@ import torch
 
 from monai_saliency.cases import cases_of
 from monai_saliency.fills.named import fill_in_unit
-from monai_saliency.inferers.case_explainer import Keeper
+from monai_saliency.inferers.cohort_explainer import Keeper
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.arguments import TargetLike

@@ -19,7 +19,7 @@ from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.inferers.whole_method import OneCase, WholeMethodInferer
+from monai_saliency.inferers.whole_method import WholeMethodInferer, WholeMethodRun
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import instance
@@ -55,7 +55,7 @@ class BlackBoxInferer(WholeMethodInferer):
         _Run(self, forward, states, split, index).explain()
 
 
-class _Run(OneCase):
+class _Run(WholeMethodRun):
     """One case, explained by a whole method."""
 
     def __init__(

@@ -28,7 +28,7 @@ from monai_saliency.engines.evaluator import CohortEvaluator
 from monai_saliency.engines.run import run as run_cohort
 from monai_saliency.engines.run import stoppable
 from monai_saliency.errors import OutputError, root_cause
-from monai_saliency.inferers.case_explainer import Assignment
+from monai_saliency.inferers.cohort_explainer import Assignment
 from monai_saliency.storage.score_store import ScoreStore
 
 

@@ -21,7 +21,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.fills.inpaint import Laplace
 from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.fills.simple import BlurFill, ConstantFill, MeanFill
-from monai_saliency.inferers.case_explainer import CaseExplainer
+from monai_saliency.inferers.cohort_explainer import CohortExplainer
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.transforms import CheckScand
 
@@ -130,7 +130,7 @@ def test_scores_are_kept_until_the_donor_changes(donor: Path, tmp_path: Path) ->
         torch.nn.init.ones_(network[1].weight)
         torch.nn.init.zeros_(network[1].bias)
         explained: list[Any] = []
-        explainer = CaseExplainer(explain, network, ScoreStore(tmp_path / "store"))
+        explainer = CohortExplainer(explain, network, ScoreStore(tmp_path / "store"))
         explainer.explain(torch.ones(1, 1, 12, 9, 8), [Case("a")], explained.append)
         forwards.append(explained[0].explanation.num_forwards)
     assert forwards[0] == forwards[2] > forwards[1]

@@ -9,7 +9,7 @@ from monai.data.utils import dense_patch_slices
 from monai.inferers import SlidingWindowInferer
 from monai.inferers.utils import _get_scan_interval
 
-from monai_saliency.inferers.patch_case import find_touches, find_trims
+from monai_saliency.inferers.case_patches import find_touches, find_trims
 from monai_saliency.targets import RegionScore
 from monai_saliency.utils.patch_grid import PatchGrid
 

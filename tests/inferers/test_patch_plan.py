@@ -16,7 +16,7 @@ from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.estimators.occlusion import OcclusionScoring
-from monai_saliency.inferers.patch_case import find_touches, find_trims
+from monai_saliency.inferers.case_patches import find_touches, find_trims
 from monai_saliency.inferers.patch_memory import OutputMemory
 from monai_saliency.masks.base import Id, Ids, Masks
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks, HierarchicalMasks

@@ -9,7 +9,7 @@ from helpers.brightness import Brightness
 
 import monai_saliency as ms
 from monai_saliency import metrics
-from monai_saliency.inferers.case_explainer import Keeper
+from monai_saliency.inferers.cohort_explainer import Keeper
 from monai_saliency.metrics.truth import Scan, find_truth
 from monai_saliency.storage.score_store import ScoreStore
 

@@ -9,10 +9,8 @@ from monai_saliency.inferers.case_search import CaseSearch
 from monai_saliency.storage.score_store import StoredScores
 from monai_saliency.targets.base import BoundTarget
 
-__all__ = ["KeptScores"]
 
-
-class KeptScores:
+class ScoreWatch:
     """Watches the loop, and keeps the scores of one case on disk.
 
     Args:

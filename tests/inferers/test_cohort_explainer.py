@@ -14,7 +14,7 @@ from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.errors import CaseError
-from monai_saliency.inferers.case_explainer import Assignment, CaseExplainer, Explained
+from monai_saliency.inferers.cohort_explainer import Assignment, CohortExplainer, ScoredCase
 from monai_saliency.inferers.sharing import merged
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import ScoreStore
@@ -38,11 +38,13 @@ def windows(mask_batch_size: int = 1, **settings: Any) -> ms.PerturbationInferer
     return ms.sliding_window(3, 3, target=target, mask_batch_size=mask_batch_size, **settings)
 
 
-def explain(explainer: CaseExplainer, images: torch.Tensor, cases: Sequence[ms.Case], **more: Any) -> list[Explained]:
+def explain(
+    explainer: CohortExplainer, images: torch.Tensor, cases: Sequence[ms.Case], **more: Any
+) -> list[ScoredCase]:
     """The cases that are explained, whose maps count as written."""
-    found: list[Explained] = []
+    found: list[ScoredCase] = []
 
-    def write(explained: Explained) -> None:
+    def write(explained: ScoredCase) -> None:
         explainer.explained.append(explained.explanation.name)
         found.append(explained)
 
@@ -55,7 +57,7 @@ def test_a_case_that_shares_its_batch_with_a_broken_one(tmp_path: Path) -> None:
     done = []
     for index in range(2):
         failures = Failures(tmp_path / "failures.csv", shared=True)
-        explainer = CaseExplainer(windows(4), Picky(), ScoreStore(tmp_path / "scores"), failures=failures)
+        explainer = CohortExplainer(windows(4), Picky(), ScoreStore(tmp_path / "scores"), failures=failures)
         explainer.assignment = Assignment(Part(index, 2))
         done += [(each.index, each.count) for each in explain(explainer, IMAGES, CASES)]
         assert explainer.explained == ["ct_1"] * index
@@ -66,12 +68,12 @@ def test_a_case_that_shares_its_batch_with_a_broken_one(tmp_path: Path) -> None:
 
 def test_a_batch_without_a_list_of_failures_fails() -> None:
     with pytest.raises(CaseError, match="case ct_2: the network's output of the unperturbed image is NaN"):
-        explain(CaseExplainer(windows(), Picky()), IMAGES[1:], CASES[1:])
+        explain(CohortExplainer(windows(), Picky()), IMAGES[1:], CASES[1:])
 
 
 def test_the_others_of_a_batch_are_explained_where_one_is_held(tmp_path: Path) -> None:
     store = ScoreStore(tmp_path)
-    explainer = CaseExplainer(windows(), Picky(), store)
+    explainer = CohortExplainer(windows(), Picky(), store)
     with store.claim("ct_1"):
         (found,) = explain(explainer, IMAGES.flip(0) * 0.5, CASES[::-1])
         assert (found.index, found.explanation.name) == (0, "ct_2")
@@ -80,7 +82,7 @@ def test_the_others_of_a_batch_are_explained_where_one_is_held(tmp_path: Path) -
 
 
 def test_parts_need_a_store_that_keeps_them(tmp_path: Path) -> None:
-    explainer = CaseExplainer(windows(), lambda x: x.mean((2, 3, 4)), ScoreStore(tmp_path))
+    explainer = CohortExplainer(windows(), lambda x: x.mean((2, 3, 4)), ScoreStore(tmp_path))
     explainer.assignment = Assignment(Part(0, 2))
     with (
         pytest.warns(UserWarning, match="the network is not a module: give it a network_id"),
@@ -92,7 +94,7 @@ def test_parts_need_a_store_that_keeps_them(tmp_path: Path) -> None:
 def test_a_setting_that_is_changed_in_place_has_its_own_scores(tmp_path: Path) -> None:
     """An inferer does not change, but an attribute of its fill may, as where a notebook's cell is run again."""
     fill = ms.ConstantFill(0.0)
-    explainer = CaseExplainer(windows(fill=fill), Picky(), ScoreStore(tmp_path))
+    explainer = CohortExplainer(windows(fill=fill), Picky(), ScoreStore(tmp_path))
     other = explainer.inferer.replace(target=ms.ClassScore([1], "none"))
     for value in (0.0, 0.25):
         fill.value = value
@@ -120,7 +122,7 @@ def test_a_network_that_is_changed_in_place(patches: bool, tmp_path: Path) -> No
     network, image = Floored(), IMAGES[:1] * torch.rand(6, generator=torch.Generator().manual_seed(0)) + 1
     inner = SlidingWindowInferer((4, 4, 4), 2) if patches else SimpleInferer()
     inferer = windows(4, inferer=inner).replace(target=ms.RegionScore(0, "none", region="all"))
-    explainer = CaseExplainer(inferer, network, ScoreStore(tmp_path))
+    explainer = CohortExplainer(inferer, network, ScoreStore(tmp_path))
     for network.floor in (0.0, 0.9, 0.5):
         (found,) = explain(explainer, image, CASES[:1])
         (alone,) = explainer.inferer.explain(image, network)
@@ -131,7 +133,7 @@ def test_scores_of_an_unknown_network_are_not_kept(tmp_path: Path) -> None:
     network = Picky()
     network.helper = lambda x: x
     for network_id, expected in ((None, 9), (None, 9), ("picky", 9), ("picky", 1)):
-        explainer = CaseExplainer(windows(), network, ScoreStore(tmp_path), network_id=network_id)
+        explainer = CohortExplainer(windows(), network, ScoreStore(tmp_path), network_id=network_id)
         with nullcontext() if network_id else pytest.warns(UserWarning, match="not kept: the network holds a lambda"):
             (found,) = explain(explainer, IMAGES[:1], CASES[:1])
         assert found.explanation.num_forwards == expected

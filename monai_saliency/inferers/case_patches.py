@@ -14,8 +14,6 @@ from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.precision import accumulation_dtype
 from monai_saliency.utils.tensors import Box, everywhere, within
 
-__all__ = ["PatchCase", "Swap", "cancels", "find_touches", "find_trims"]
-
 
 class Swap(NamedTuple):
     """A patch that a mask changes: the slots of its unperturbed and its perturbed output."""
@@ -25,7 +23,7 @@ class Swap(NamedTuple):
     new: int
 
 
-class PatchCase:
+class CasePatches:
     """One case's unperturbed output, and the patches that each mask changes."""
 
     def __init__(

@@ -28,8 +28,6 @@ from monai_saliency.utils.arguments import callable_network, instance
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import Timestamp
 
-__all__ = ["Assignment", "CaseExplainer", "Explained", "Keeper"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -47,7 +45,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Explained:
+class ScoredCase:
     """A case that is scored. Its map is made when it is first read, so that another thread can do it.
 
     Attributes:
@@ -116,7 +114,7 @@ class Keeper:
         return [self.store.open(case.name, key) for case, key in zip(cases, keys, strict=True)]
 
 
-class CaseExplainer:
+class CohortExplainer:
     """Explains cases that several processes may share, and that may fail one by one."""
 
     def __init__(
@@ -151,7 +149,7 @@ class CaseExplainer:
         self,
         images: torch.Tensor,
         cases: Sequence[Case],
-        write: Callable[[Explained], None],
+        write: Callable[[ScoredCase], None],
         inferer: PerturbationInferer | None = None,
         held: Mapping[Any, torch.Tensor] | None = None,
     ) -> None:
@@ -192,7 +190,7 @@ class CaseExplainer:
         self,
         images: torch.Tensor,
         claimed: Sequence[_Claimed],
-        write: Callable[[Explained], None],
+        write: Callable[[ScoredCase], None],
         inferer: PerturbationInferer,
     ) -> None:
         cases, part = [each.case for each in claimed], self.assignment.part
@@ -225,7 +223,7 @@ class CaseExplainer:
         for each, state in zip(claimed, states, strict=True):
             # Whoever completes a case by its part holds all of it.
             if state is not None and (part.count == 1 or self._claim(each.case.name, WHOLE, each.claim)):
-                write(Explained(each.index, state, each.claim, start, end, len(claimed)))
+                write(ScoredCase(each.index, state, each.claim, start, end, len(claimed)))
             else:
                 each.claim.close()
 
