@@ -214,11 +214,11 @@ class BoundFocusedMasks(BoundRISEMasks):
         """The windows that go with the score over the masks so far, by more than half of the most (something small is
         as wide at half height), and those beside them. None where no window does.
         """
-        random = [mask for mask in observed.ids if mask[2]]
-        scores = torch.tensor([observed.by_id[mask] for mask in random], dtype=torch.float64)
+        score_of = {mask: score for mask, score in observed.by_id.items() if mask[2]}
+        scores = torch.tensor(list(score_of.values()), dtype=torch.float64)
         averages = [_averages(bounds) for bounds in self.bounds]
-        kept = self.along_axes(random, averages)[:, 0].cpu().double()
-        together = torch.tensordot(scores - scores.mean(), kept - kept.mean(dim=0), dims=1)
+        kept = self.along_axes(list(score_of), averages)[:, 0].cpu().double()
+        together = torch.tensordot(scores - scores.mean(), kept, dims=1)
         together -= together.mean()
         if not together.max() > 0:
             return []
