@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -17,9 +17,8 @@ from monai_saliency.utils.tensors import Box, everywhere, finite_between
 #: the row with the whole image replaced by the fill
 HIDDEN = -1
 
-# Values of masks, and the most masks, that are made at once; and of fills that depend on the mask, of which a GPU needs
-# more to be busy.
-_VALUES, _MASKS, _VALUES_ON_GPU = 2**22, 64, 2**25
+# Values of masks, and of fills that depend on the mask, that are made at once, and the most masks without such fills.
+_VALUES, _VALUES_ON_GPU, _MASKS = 2**22, 2**25, 64
 
 
 class Perturbation:
@@ -78,11 +77,11 @@ class Perturbation:
             start, out = 1, out[1:]
         if start >= stop:
             return
-        if box is None:
-            masks, fill = self._masks_and_fills(start, stop)
-        else:
-            masks = self._rendered(start, stop, box)
-        self.masks.perturb(image, fill, masks, self.is_finite, out, box)
+        if box is not None:
+            self.masks.perturb(image, fill, self._rendered(start, stop, box), self.is_finite, out, box)
+            return
+        for first, masks, fills in self._masks_and_fills(start, stop):
+            self.masks.perturb(image, fills, masks, self.is_finite, out[first - start : first - start + len(masks)])
 
     def _rendered(self, start: int, stop: int, box: Box | None = None) -> Tensor:
         ids = self.ids(start, stop)
@@ -90,27 +89,22 @@ class Perturbation:
         masks = self.masks.render(ids) if box is None else self.masks.render(ids, box=box)
         return masks.to(self.image.dtype)
 
-    def _masks_and_fills(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """The masks of rows [start, stop) of a round, and their fills ``(n, C, *spatial)``: made in groups at fixed
-        places of the round (law 7), which are larger than batches if images are small.
+    def _masks_and_fills(self, start: int, stop: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """The first row, the masks and the fills ``(n, C, *spatial)`` of some rows each, which together are the rows
+        [start, stop) of a round. They are made in groups at fixed places of the round (law 7).
         """
-        size = max(1, (_VALUES_ON_GPU if self.fill_of and self.image.is_cuda else _VALUES) // self.image.numel())
+        size = max(1, (_VALUES_ON_GPU if self.image.is_cuda else _VALUES) // self.image.numel())
         if self.fill_of is None:
             size = min(size, _MASKS)
-            if size <= stop - start:
-                return self._rendered(start, stop), self.fill
         ends = [1, *(end + 1 for end in self.search.ends)]
         begin, end = next(rows for rows in pairwise(ends) if start < rows[1])
-        masks, fills = [], []
         for first in range(start - (start - begin) % size, stop, size):
             if self._group is None or self._group[0] != first:
                 self._group = first, *self._made(first, min(first + size, end))
             rows = slice(max(start - first, 0), stop - first)
-            masks.append(self._group[1][rows])
-            fills.append(self._group[2][rows])
+            yield max(start, first), self._group[1][rows], self._group[2][rows]
         if stop == end:
             self._group = None
-        return (masks[0], fills[0]) if len(masks) == 1 else (torch.cat(masks), torch.cat(fills))
 
     def _made(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """The masks and fills of a group of rows [start, stop)."""

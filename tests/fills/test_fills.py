@@ -317,7 +317,7 @@ class TestInpaintingInsideOfAnExplanation:
 
     @pytest.fixture
     def settings(self, batch: int, group: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-        monkeypatch.setattr("monai_saliency.inferers.perturbation._FILLED", group * math.prod(self.SHAPE))
+        monkeypatch.setattr("monai_saliency.inferers.perturbation._VALUES", group * math.prod(self.SHAPE))
         return {"target": ms.ClassScore([0], "none"), "fill": ms.InpaintFill(0), "mask_batch_size": batch}
 
     @staticmethod
