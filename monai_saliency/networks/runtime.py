@@ -15,7 +15,7 @@ import torch
 
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.utils.arguments import check_option, flag, instance
-from monai_saliency.utils.monai_private import tree_leaves, tree_map
+from monai_saliency.utils.monai_private import heeding_hooks, tree_leaves, tree_map
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -110,7 +110,10 @@ class Accelerated(torch.nn.Module):
             inputs, named = tree_map(_channels_last, (inputs, named))
         tensors = [leaf for leaf in tree_leaves((inputs, named)) if isinstance(leaf, torch.Tensor)]
         kind = tensors[0].device.type if tensors else "cpu"
-        with nullcontext() if self.computes_in is None else torch.autocast(kind, self.computes_in):
+        with (
+            nullcontext() if self.computes_in is None else torch.autocast(kind, self.computes_in),
+            heeding_hooks() if self.compiles else nullcontext(),
+        ):
             output = self._network()(*inputs, **named)
         return tree_map(self._plain, output)
 

@@ -30,6 +30,7 @@ __all__ = [
     "IterationEvaluator",
     "event_handlers",
     "postprocessing_of",
+    "heeding_hooks",
     "holds_compiled",
     "is_compiled",
     "is_view",
@@ -90,6 +91,11 @@ def holds_compiled(network: Any) -> bool:
     if not isinstance(network, torch.nn.Module):
         return False
     return any(is_compiled(part) or getattr(part, "compiles", False) is True for part in network.modules())
+
+
+def heeding_hooks() -> Any:
+    """While this is entered, a compiled module runs hooks that it was given afterwards. By default it does not."""
+    return torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
 
 
 def event_handlers(engine: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:
