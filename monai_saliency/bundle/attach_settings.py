@@ -47,8 +47,8 @@ class AttachSettings:
         scale: of the automatic target: ``"probability"`` or ``"log_odds"``; by default the log-odds of a class, and
             the mean probability in a region.
         against: of the automatic target: a class that the others are explained against.
-        method: the name of a function of :mod:`monai_saliency.methods`, the dotted path of your own function, or
-            ``"auto"``: ``focused_rise``, or what has the settings that are given
+        method: the name of a function of :mod:`monai_saliency.methods`, or the dotted path of your own function; by
+            default ``focused_rise``, or what has the settings that are given
             (:class:`~monai_saliency.bundle.chosen_method.choose_method`).
         fill: what hides a voxel: a number, a fill or its name, or ``"auto"``: chosen on the first three cases
             (:func:`~monai_saliency.inferers.choose_fill`).
@@ -95,7 +95,7 @@ class AttachSettings:
     activation: str | None = None
     scale: str | None = None
     against: int | None = None
-    method: str | Callable[..., PerturbationInferer] = AUTO
+    method: str | Callable[..., PerturbationInferer] | None = None
     fill: float | str | Callable[[torch.Tensor], torch.Tensor] = "auto"
     fill_unit: str = "network"
     numbers: Mapping[str, Any] | None = None
@@ -155,7 +155,7 @@ class AttachSettings:
     def _chosen_method(self) -> ChosenMethod:
         """The method. Of ``others``, settings that no method and no writer has are refused."""
         known = [setting.name for setting in fields(self)] + writer_settings() + all_settings()
-        if self.method != AUTO:
+        if self.method not in (None, AUTO):
             known += own_settings(find_method(self.method, f"{self.prefix}method"))
         refuse_unknown("attach", self.method_settings, dict.fromkeys(known))
         defaults = {}

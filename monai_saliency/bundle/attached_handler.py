@@ -166,7 +166,7 @@ class AttachedHandler(SaliencyHandler):
             settings.fill, settings.fill_unit, self._placement.transform, self.image_key, f"{settings.prefix}fill"
         )
         self.inferer = self.inferer.replace(fill=fill)
-        if isinstance(fill, AutoFill):
+        if isinstance(fill, AutoFill) and self.compare is None:
             # The first cases can be run without the evaluator if all that the network gets is the image.
             is_alone = key is not None and not (call.args or call.kwargs)
             cases = self.first_cases(images[0], settings.label_key) if is_alone else ()

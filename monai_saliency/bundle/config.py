@@ -173,6 +173,11 @@ class BundleConfig:
         self.parser.get_parsed_content(step)
         self.parser.ref_resolver.remove_resolved_content(step)
 
+    def carry_out(self, id: str) -> None:
+        """Initialize the bundle, and evaluate the expressions under a run's id."""
+        for step in [*self.steps("initialize"), *self.steps(id)]:
+            self.evaluate(step)
+
     def _runs(self) -> dict[str, list[str]]:
         """The expressions in top-level lists, or single ones, by id."""
         runs = {}
@@ -276,6 +281,23 @@ def writers_of_config(output_dir: str, cases: Sequence[str] | None = None) -> Co
     return case_writers(output_dir, cases=cases, **given | bundle.class_names(given.get("class_names")))
 
 
+def best_method(prefix: str = "") -> dict[str, Any]:
+    """The method that is best on the first cases of the bundle whose config calls this, with its settings: by the run
+    ``compare_methods`` of a copy of the config, unless a process has found it before, in the same output folder.
+    """
+    here = {f"{prefix}method": None if prefix else "focused_rise", "saliency_engine": _Taker()}
+    parser = ConfigParser(calling_parser().get() | here)
+    bundle = BundleConfig(parser)
+    choice = parser.get_parsed_content("saliency_overlay").comparison if prefix else bundle.get("comparison")
+    choice.once = True
+    try:
+        bundle.carry_out("compare_methods")
+    except SystemExit:  # such as for a scan that could not be read
+        if choice.chosen is None:
+            raise
+    return dict(choice.chosen)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Makes the cohort of a bundle's run in the process that calls it, which then explains any units of it."""
@@ -300,8 +322,7 @@ class Recipe:
         parser = ConfigParser(self.config | {"saliency_engine": engine})
         bundle = BundleConfig(parser)
         try:
-            for step in [*bundle.steps("initialize"), *bundle.steps(self.run_id)]:
-                bundle.evaluate(step)
+            bundle.carry_out(self.run_id)
         except SystemExit as error:
             raise RuntimeError(f"the bundle ended its run before anything could be explained: {error}") from None
         if engine.cohort is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +14,10 @@ from monai_saliency.bundle.chosen_method import ChosenMethod
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.settings import SHARED
 from monai_saliency.metrics.truth import LEAST, Scan
-from monai_saliency.metrics.which_method import COLUMNS, FIGURES, Comparison, MethodComparison, default_methods, named
+from monai_saliency.metrics.which_method import COLUMNS, FIGURES, Comparison, default_methods, named
+from monai_saliency.networks.identity import network_key
+from monai_saliency.storage.files import atomic_path, locked
+from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import CaseTable, write_csv
 from monai_saliency.utils.arguments import whole_number
@@ -22,7 +27,8 @@ class MethodChoice:
     """Compares methods on the first cases of a cohort (:func:`~monai_saliency.metrics.compare_methods`).
 
     The folder gets ``methods.csv`` with a row for each method and control, ``methods_cases.csv`` with the figures of
-    each case, from which a stopped comparison goes on, and the scores in ``methods_scores``.
+    each case, from which a stopped comparison goes on, the scores in ``methods_scores``, and in ``method.json`` the
+    method to take: the best one, or the default where none is recommended, which is no reason to have no maps at all.
 
     Args:
         folder: of what is written.
@@ -31,6 +37,9 @@ class MethodChoice:
         defaults: of settings, by id.
         prefix: of the ids of settings, for the command that is printed last.
     """
+
+    #: take the method that was found before, see :func:`~monai_saliency.bundle.config.best_method`
+    once = False
 
     def __init__(
         self,
@@ -43,6 +52,7 @@ class MethodChoice:
         self.folder, self.prefix, self.defaults = Path(folder), prefix, defaults
         self.cases = whole_number(f"{prefix}compare_cases", cases, LEAST)
         self.given = named(methods or [])
+        self.chosen: dict[str, Any] | None = None
         for own in self.given.values():
             self.method(own)  # a misspelt one is refused before anything runs
 
@@ -53,9 +63,34 @@ class MethodChoice:
 
     def __call__(
         self, inferer: PerturbationInferer, network: Any, scans: Iterable[Scan], network_id: str | None = None
-    ) -> MethodComparison:
-        """Compare methods by the settings of an inferer, print the table, and what to run next."""
-        chosen = self._first(scans)
+    ) -> None:
+        """Compare methods by the settings of an inferer, print the table, and what to run next. One of several
+        processes does so; ``once`` what it has found is taken.
+        """
+        with locked(self.folder / ".methods.lock"):
+            scans = iter(scans)
+            first = list(itertools.islice(scans, 1))
+            key = self._key(inferer, network, network_id, [scan.image.shape for scan in first])
+            self.chosen = self._kept(key) if self.once else None
+            if self.chosen is None:
+                self._compare(inferer, network, self._first(itertools.chain(first, scans)), network_id, key)
+
+    def _key(self, inferer: PerturbationInferer, network: Any, network_id: str | None, shapes: Any) -> str:
+        """What decides which method is best, but for the scans; empty where that is not known."""
+        try:
+            settings = [*inferer.deciding.values(), self.given, self.defaults, self.cases, shapes]
+            return fingerprint([network_key(network, network_id, kept=True), *settings])
+        except Unfingerprintable:
+            return ""
+
+    def _kept(self, key: str) -> dict[str, Any] | None:
+        path = self.folder / "method.json"
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return kept["method"] if key and kept.get("key") == key else None
+
+    def _compare(
+        self, inferer: PerturbationInferer, network: Any, chosen: list[Scan], network_id: str | None, key: str
+    ) -> None:
         if len(chosen) < LEAST:
             raise ValueError(f"methods are compared on at least {LEAST} cases, the cohort has {len(chosen)} to load")
         has_regions = chosen[0].case.labels is not None
@@ -67,10 +102,16 @@ class MethodChoice:
         found = Comparison(inferers, network, settings, store, network_id, table, _say).run(chosen)
         columns = ["method", "cases", *(name + end for name in FIGURES for end in ("", "_error")), "problem"]
         write_csv(self.folder / "methods.csv", columns, found.summary)
-        print(f"\n{found}")
-        if found.best is not None:
+        self.chosen = {"method": "focused_rise"} if found.best is None else settings[found.best]
+        with atomic_path(self.folder / "method.json") as temporary:
+            kept = {"key": key, "method": self.chosen, "verdict": found.verdict, "truth": found.truth}
+            temporary.write_text(json.dumps(kept, indent=1, default=str), encoding="utf-8")
+        print(f"\n{found}", flush=True)
+        if self.once:
+            why = f"{found.verdict}. All the same each case is explained by the default" if found.best is None else ""
+            print(f"\nmethod auto: {why or found.best}, see {self.folder / 'methods.csv'}", flush=True)
+        elif found.best is not None:
             print(f"\n{next_command(found.best, self.prefix)}", flush=True)
-        return found
 
     def _first(self, scans: Iterable[Scan]) -> list[Scan]:
         """The first cases with a label, and as many without."""

@@ -5,7 +5,6 @@ evaluator a handler is attached to that.
 from __future__ import annotations
 
 import inspect
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from monai.bundle import ConfigParser
 
 from monai_saliency.bundle.attach import attach_to
 from monai_saliency.bundle.attach_settings import AttachSettings
-from monai_saliency.bundle.chosen_method import AUTO, given_settings
+from monai_saliency.bundle.chosen_method import given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser, run_cohort
 from monai_saliency.bundle.method_choice import MethodChoice
 from monai_saliency.engines.run import show_cause_only
@@ -39,7 +38,7 @@ class Overlay:
         self.settings = AttachSettings.of(**settings, prefix="saliency_")
         self.dir = None if dir is None else Path(dir)
         self.evaluator = evaluator
-        self.comparison = partial(MethodChoice, cases=compare_cases, methods=compared_methods, prefix="saliency_")
+        self.comparison = MethodChoice("", compare_cases, compared_methods, prefix="saliency_")
 
     @staticmethod
     def ids() -> list[str]:
@@ -55,7 +54,7 @@ class Overlay:
         own = bundle.given(cls.ids(), "saliency_")
         own |= bundle.class_names(own.get("class_names"))
         show_cause_only(flag("saliency_debug", own.get("debug", False)))
-        return cls(**given_settings(own.get("method", AUTO), "saliency_", cls.ids()) | own)
+        return cls(**own | given_settings(own.get("method"), "saliency_", cls.ids()))
 
     def explain(self, parser: ConfigParser | None = None, compare: bool = False) -> None:
         """Run the bundle and explain what it predicts; with ``compare``, compare methods on its first cases instead."""
@@ -69,8 +68,9 @@ class Overlay:
         folder = self.dir if self.dir is not None else bundle.output_dir() / "saliency"
         postprocessing = bundle.get(f"{evaluator_id}::postprocessing")
         handler = attach_to(evaluator, folder, self.settings, evaluator_id, postprocessing)
-        handler.compare = self.comparison(folder) if compare else None
-        engine = self.settings.engine
+        self.comparison.folder = folder
+        handler.compare = self.comparison if compare else None
+        engine = None if compare else self.settings.engine
         if self.keep_memory:
             keep_freed_memory(evaluator.state.device)
 

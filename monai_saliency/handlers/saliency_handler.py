@@ -217,10 +217,10 @@ class SaliencyHandler:
         output: Any = engine.state.output
         images = output[self.image_key]
         items = decollate_batch(engine.state.batch)
-        self.inferer = choose_fill(self.inferer, self.explainer.network, self.first_cases(images))
-        self.explainer.inferer = self.inferer
         if self.is_compared(engine, self.inferer, images):
             return
+        self.inferer = choose_fill(self.inferer, self.explainer.network, self.first_cases(images))
+        self.explainer.inferer = self.inferer
         for i, item in enumerate(items):
             item.setdefault("case", scan_name(images, i))
         yield Batch(images, items, predictions=self._predictions(engine, len(items)))

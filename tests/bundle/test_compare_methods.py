@@ -1,22 +1,25 @@
 """The run ``compare_methods`` of our bundle and of the overlay."""
 
+import json
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import monai.bundle
 import numpy as np
 import pytest
-from helpers.files import rows_of
+from helpers.files import maps, rows_of
 from helpers.layouts import Bundle
-from helpers.own_bundle import settings
+from helpers.own_bundle import rank, settings
 from helpers.scans import volume, write_scans
 
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.method_choice import MethodChoice, next_command
 from monai_saliency.errors import root_cause
+from monai_saliency.metrics.which_method import Comparison, MethodComparison
 
 METHODS: list[Any] = ["hierarchical_occlusion", {"method": "rise", "num_masks": 20, "grid_size": 3}]
 
@@ -55,6 +58,61 @@ def test_table_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
     assert (tmp_path / "out" / "methods.csv").read_bytes() == kept
 
 
+def explain(folder: Path, out: str, **given: Any) -> dict[str, bytes]:
+    """The maps of a run with a setting ``method`` and no other of it."""
+    own = settings(folder, out, compared_methods=METHODS, compare_cases=3)
+    for name in ("num_masks", "grid_size"):
+        del own[name]
+    monai.bundle.run(**own | given)
+    return maps(folder / out)
+
+
+def test_method_auto_is_the_plain_run_with_the_best(tmp_path: Path, capsys: Any) -> None:
+    """In a run, in the same run again, and in two processes that share its masks."""
+    write_scans(tmp_path, 4)
+    with pytest.raises(RuntimeError) as caught:
+        explain(tmp_path, "auto", method="auto", num_masks=3)
+    assert str(root_cause(caught.value)).startswith("`method` auto chooses the settings too: leave out --num_masks, ")
+    auto = explain(tmp_path, "auto", method="auto")
+    kept = json.loads((tmp_path / "auto" / "method.json").read_text())["method"]
+    assert auto == explain(tmp_path, "plain", **kept)
+    assert len(auto) == 4
+    out = capsys.readouterr().out
+    assert out.count("The truth: ") == out.count("method auto: ") == 1
+    first = sum(map(int, (tmp_path / "auto.log").read_text().split()))
+    assert explain(tmp_path, "auto", method="auto") == auto
+    assert sum(map(int, (tmp_path / "auto.log").read_text().split())) < 1.2 * first
+    for number in range(2):
+        with suppress(FileNotFoundError):
+            explain(tmp_path, "shared", method="auto", **rank(number, 2, "masks"))
+    assert maps(tmp_path / "shared") == auto
+    assert json.loads((tmp_path / "shared" / "method.json").read_text())["method"] == kept
+    assert "The truth: " not in capsys.readouterr().out.partition("method auto: ")[2]
+
+
+def test_the_best_of_a_comparison_is_taken_by_its_key(tmp_path: Path, monkeypatch: Any) -> None:
+    """Not that of other weights; and without a best method the default."""
+    write_scans(tmp_path, 3)
+    found: list[Any] = []
+
+    def run(self: Comparison, scans: Any) -> MethodComparison:
+        best = None if found else "rise --num_masks 20 --grid_size 3"
+        found.append(best)
+        return MethodComparison(best, "nothing", "none is to be trusted", [], [], {})
+
+    monkeypatch.setattr(Comparison, "run", run)
+    explain(tmp_path, "out", method="auto")
+    explain(tmp_path, "out", method="auto")
+    assert len(found) == 1
+    rows = rows_of(tmp_path / "out" / "summary.csv")
+    assert {row["images"] for row in rows} == {"21"}
+    other = {"_target_": "helpers.counting_network.CountingNetwork", "log": str(tmp_path / "log"), "seed": 1}
+    explain(tmp_path, "out", method="auto", network_def=other)
+    assert len(found) == 2
+    described = json.loads((tmp_path / "out" / "summary.settings.json").read_text())
+    assert any("FocusedMasks" in str(settings) for settings in described.values())
+
+
 def test_the_next_command(tmp_path: Path, monkeypatch: Any) -> None:
     best = 'sliding_window --window_size "[8, 8]"'
     command = "x run compare_methods --config_file a.yaml --compare_cases 3 --method rise --output_dir 'b c'"
@@ -85,6 +143,14 @@ def test_the_overlay_compares(make: Callable[[str], Bundle], tmp_path: Path, cap
     assert [row["problem"] for row in rows] == [""] * 6
     assert "The truth: " in capsys.readouterr().out
     assert not list((tmp_path / "maps").rglob("*.nii.gz"))
+    given = bundle.settings | given
+    monai.bundle.run("explain", config_file=files, **given | {"saliency_method": "auto"})
+    assert "The truth: " not in capsys.readouterr().out  # it is known
+    kept = json.loads((tmp_path / "maps" / "method.json").read_text())["method"]
+    given |= {f"saliency_{id}": value for id, value in kept.items()} | {"saliency_dir": str(tmp_path / "plain")}
+    monai.bundle.run("explain", config_file=files, **given)
+    assert len(maps(tmp_path / "maps")) == 4
+    assert maps(tmp_path / "maps") == maps(tmp_path / "plain")
 
 
 @pytest.mark.parametrize(
