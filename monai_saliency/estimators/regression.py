@@ -27,8 +27,6 @@ from monai_saliency.utils.precision import exact_arithmetic
 from monai_saliency.utils.tensors import to_device
 from monai_saliency.utils.timing import stage
 
-__all__ = ["RegressionScoring"]
-
 # The length over which the map is smooth, in cells.
 _SMOOTH = 0.7
 # Differences of scores are compressed beyond this share of their standard deviation.

@@ -14,8 +14,6 @@ from monai_saliency.utils.arguments import instance, per_axis, probability, whol
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import Box, blend, everywhere, to_device
 
-__all__ = ["BoundRISEMasks", "MCRISEMasks", "RISEMasks", "RandomGridMasks"]
-
 # Masks that are looked at together, and those of them that are stretched and added at once.
 _TOGETHER, _AT_ONCE = 256, 16
 
