@@ -8,6 +8,8 @@ is not installed (captum, xaitk-saliency) leaves out its rows. ``--quick`` takes
 minutes on two cores; bars of what only a GPU can do are then lower, or none.
 
 - overhead: seconds over those of bare forwards of the same batches.
+- cohort: the default on eight images, with maps, errors and a table: seconds over seconds of bare forwards, and over
+  those of RISE with 1000 masks; seconds a case of its stages, in the thread that runs the network and meanwhile.
 - peers: our seconds over another tool's, same network, windows and batch size.
 - xaitk: how many times faster than xaitk-saliency's RISE with the same masks, and the difference of the maps.
 - precision: bf16, channels last and compiling (``precision.py``).
@@ -35,8 +37,9 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import asleep
 import overhead
 import precision
 import torch
@@ -53,6 +56,8 @@ Rows = Iterator[Row]
 TESTS = Path(__file__).resolve().parents[1]
 #: seconds over bare forwards, and of a batch size over the best one, by spatial axes
 BARS = {3: 1.05, 2: 1.15}
+#: the same of the default in a cohort, and its seconds over those of RISE with 1000 masks
+COHORT_BARS, OVER_RISE = {3: 1.15, 2: 1.6}, 0.45
 #: networks that run on patches
 PATCHED: dict[str, Callable[[], torch.nn.Module]] = {
     "SwinUNETR": lambda: SwinUNETR(in_channels=1, out_channels=2, feature_size=24),
@@ -157,6 +162,65 @@ def over_bare_forwards(s: Setting) -> Rows:
             ratios, forwards = overhead.measure(network, image, explain, s[3, 5])
             at_most = s[BARS[dims], 1.5]  # of so few small images, what a case costs once is a larger share
             yield row(f"{name}: {method}, {forwards} forwards", statistics.median(ratios), at_most=at_most)
+
+
+class Noted(torch.nn.Module):
+    """A network whose calls are noted: the images of each, and on a CPU the seconds of the same once more."""
+
+    #: not the network's own, whose attributes identify it
+    calls: ClassVar[list[tuple[int, float]]] = []
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.network(images)
+        begun = time.perf_counter()
+        if not images.is_cuda:
+            self.network(images)
+        self.calls.append((len(images), time.perf_counter() - begun))
+        return found
+
+    def bare(self, image: torch.Tensor) -> float:
+        """Seconds of the same forwards alone."""
+        if not image.is_cuda:
+            return sum(seconds for _, seconds in self.calls)
+        batch = image.repeat(max(count for count, _ in self.calls), *[1] * (image.ndim - 1))
+        with torch.no_grad():
+            self.network(batch)
+            begun = now(str(image.device))
+            for count, _ in self.calls:
+                self.network(batch[:count])
+        return now(str(image.device)) - begun
+
+
+def in_a_cohort(s: Setting) -> Rows:
+    """The default and RISE on a cohort, each after a case that warms up."""
+    networks = {
+        "DenseNet121": (DenseNet121(3, in_channels=1, out_channels=2), 3, s[96, 32], s[16, 8]),
+        "ResNet18": (resnet18(spatial_dims=2, n_input_channels=1, num_classes=2), 2, s[224, 64], s[64, 8]),
+    }
+    for kind, (network, dims, size, batch_size) in networks.items():
+        noted, name = Noted(network).eval().to(s.device), f"{kind}, {dims}D {size}^{dims}"
+        image = torch.rand(1, 1, *[size] * dims, device=s.device)
+        images = [image * (0.5 + number / 16) for number in range(s[8, 2])]
+        given = {"target": ms.ClassScore([1], "softmax"), "mask_batch_size": batch_size, "progress": False}
+        methods = {"default": ms.focused_rise(s[340, 15], **given), "RISE": ms.rise(s[1000, 44], **given)}
+        seconds = {}
+        for method, explain in methods.items():
+            asleep.cohort(noted, images[:1], explain, False, s.device)
+            Noted.calls.clear()
+            spent, stages = asleep.cohort(noted, images, explain, False, s.device)
+            bare = noted.bare(image)
+            seconds[method] = spent if s.on_gpu else spent - bare
+            bar = COHORT_BARS[dims] if s.on_gpu and method == "default" else None
+            yield row(f"{name}: {method} in a cohort of {len(images)}", seconds[method] / bare, at_most=bar)
+            for (in_loop, stage), (wall, _) in sorted(stages.seconds.items()):
+                where = "in the loop" if in_loop else "meanwhile"
+                yield row(f"{name}: {method}: {stage}, {where}, seconds a case", wall / len(images))
+        bar, ratio = OVER_RISE if s.on_gpu else None, seconds["default"] / seconds["RISE"]
+        yield row(f"{name}: the default's seconds over RISE-{s[1000, 44]}'s", ratio, at_most=bar)
 
 
 def against_peers(s: Setting) -> Rows:
@@ -385,6 +449,7 @@ def tests_on_a_gpu(s: Setting) -> Rows:
 #: by name what yields rows, the package that it needs beside the test extra's others, and whether only a GPU has it
 GROUPS: dict[str, tuple[Callable[[Setting], Rows], str, bool]] = {
     "overhead": (over_bare_forwards, "monai", False),
+    "cohort": (in_a_cohort, "ignite", False),
     "peers": (against_peers, "captum", False),
     "xaitk": (against_xaitk, "xaitk_saliency", False),
     "waits": (waits_for_the_device, "monai", False),
