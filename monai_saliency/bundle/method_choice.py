@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from monai_saliency.bundle.chosen_method import ChosenMethod
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.settings import SHARED
@@ -21,14 +23,16 @@ from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import CaseTable, write_csv
 from monai_saliency.utils.arguments import whole_number
+from monai_saliency.visualize.report.methods import draw_map, write_methods
 
 
 class MethodChoice:
     """Compares methods on the first cases of a cohort (:func:`~monai_saliency.metrics.compare_methods`).
 
-    The folder gets ``methods.csv`` with a row for each method and control, ``methods_cases.csv`` with the figures of
-    each case, from which a stopped comparison goes on, the scores in ``methods_scores``, and in ``method.json`` the
-    method to take: the best one, or the default where none is recommended, which is no reason to have no maps at all.
+    The folder gets ``methods.csv`` with a row for each method and control, the page ``report/methods.html``,
+    ``methods_cases.csv`` with the figures of each case, from which a stopped comparison goes on, the scores in
+    ``methods_scores``, and in ``method.json`` the method to take: the best one, or the default where none is
+    recommended, which is no reason to have no maps at all.
 
     Args:
         folder: of what is written.
@@ -99,7 +103,7 @@ class MethodChoice:
         inferers = {name: self.method(own)(**shared) for name, own in settings.items()}
         store = ScoreStore(self.folder / "methods_scores")
         table = CaseTable(self.folder / "methods_cases.csv", None, COLUMNS)
-        found = Comparison(inferers, network, settings, store, network_id, table, _say).run(chosen)
+        found = Comparison(inferers, network, settings, store, network_id, table, _say, show=self._show).run(chosen)
         columns = ["method", "cases", *(name + end for name in FIGURES for end in ("", "_error")), "problem"]
         write_csv(self.folder / "methods.csv", columns, found.summary)
         self.chosen = {"method": "focused_rise"} if found.best is None else settings[found.best]
@@ -107,11 +111,16 @@ class MethodChoice:
             kept = {"key": key, "method": self.chosen, "verdict": found.verdict, "truth": found.truth}
             temporary.write_text(json.dumps(kept, indent=1, default=str), encoding="utf-8")
         print(f"\n{found}", flush=True)
+        print(f"\n{write_methods(self.folder, found)}", flush=True)
         if self.once:
             why = f"{found.verdict}. All the same each case is explained by the default" if found.best is None else ""
             print(f"\nmethod auto: {why or found.best}, see {self.folder / 'methods.csv'}", flush=True)
         elif found.best is not None:
             print(f"\n{next_command(found.best, self.prefix)}", flush=True)
+
+    def _show(self, scan: Scan, name: str, saliency: torch.Tensor) -> None:
+        draw_map(self.folder, scan.case.name, "scan", scan.image.mean(0), scan.label)
+        draw_map(self.folder, scan.case.name, name, saliency, scan.label)
 
     def _first(self, scans: Iterable[Scan]) -> list[Scan]:
         """The first cases with a label, and as many without."""

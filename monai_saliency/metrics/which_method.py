@@ -102,14 +102,14 @@ class MethodComparison:
         measured = [row for row in self.summary if not row["problem"]]
         shown = {name: words for name, words in FIGURES.items() if any(name in row for row in measured)}
         lines = [["method", *shown.values()]]
-        lines += [[row["method"], *(_in_words(row, name) for name in shown)] for row in measured]
+        lines += [[row["method"], *(in_words(row, name) for name in shown)] for row in measured]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         texts = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         texts += [f"left out: {row['method']}: {row['problem']}" for row in self.summary if row["problem"]]
         return "\n".join([f"The truth: {self.truth}.", "", *texts, "", self.verdict])
 
 
-def _in_words(row: Row, name: str) -> str:
+def in_words(row: Row, name: str) -> str:
     """A figure with its standard error."""
     if name not in row:
         return ""
@@ -207,6 +207,7 @@ class Comparison:
         table: keeps the figures of each case and method; None keeps none.
         say: is given a line after each case, with the remaining time.
         steps: perturbed images of each insertion and deletion curve.
+        show: is given the maps ``(*spatial)`` of the first three cases, each with its scan and the words of its method.
     """
 
     def __init__(
@@ -219,7 +220,9 @@ class Comparison:
         table: CaseTable | None = None,
         say: Callable[[str], None] = lambda line: None,
         steps: int = 20,
+        show: Callable[[Scan, str, torch.Tensor], None] = lambda scan, name, saliency: None,
     ) -> None:
+        self.show = show
         self.inferers, self.network, self.settings = dict(inferers), network, settings
         self.store, self.network_id, self.table, self.say, self.steps = store, network_id, table, say, steps
         self.keeper = Keeper(store, network_id)
@@ -262,6 +265,9 @@ class Comparison:
                     row, last = self._row(each, figures)
             except Exception as error:
                 row = {"problem": " ".join(str(error).split())}
+            else:
+                if len(figures) > len(_FIGURES):
+                    self.show(scan, name, last.explanation.saliency[0])
             rows.append({"method": name, **row})
         if last is None:
             raise ValueError(f"no method could explain {scan.case.name}: {rows[0]['problem']}")

@@ -1,6 +1,7 @@
 """The run ``compare_methods`` of our bundle and of the overlay."""
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -51,6 +52,11 @@ def test_table_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
     assert [row["cases"] for row in rows] == ["3"] * 6
     assert "The truth: " in out
     assert not (tmp_path / "out" / "summary.csv").exists()
+    page = (tmp_path / "out" / "report" / "methods.html").read_text()
+    assert all(row["method"] in page for row in rows)
+    shown = re.findall('src="(methods/[^"]*)"', page)
+    assert len(shown) == len(set(shown)) == 2 * 3  # the scan and one map: the other method is left out
+    assert all((tmp_path / "out" / "report" / address).stat().st_size for address in shown)
     first = predicted(tmp_path)
     kept = (tmp_path / "out" / "methods.csv").read_bytes()
     compare(tmp_path)

@@ -10,6 +10,7 @@ module              what it holds
 ``plots``           the plots of a cohort, and the curves of a case
 ``regions``         the values of regions: of a case as bars, of a cohort as a matrix
 ``compared``        the report of several runs: how far they agree
+``methods``         the page of methods compared on one network
 ``templates/``      the Jinja2 templates of the pages
 ``assets/``         their scripts and style
 ``vendored/``       NiiVue, the viewer of volumes, with its licence
