@@ -244,6 +244,6 @@ def test_defaults_of_the_demo_are_not_named_under_another_method(caplog: pytest.
     parser.read_config(BUNDLE / "configs" / "inference.yaml")
     found = parser.get_parsed_content("chosen_method").settings
     assert found == {id: each.default for id, each in own_settings(ms.focused_rise).items()}
-    parser.update({"method": "rise", "num_masks": 7})
-    assert parser.get_parsed_content("chosen_method").settings["grid_size"] == 5
+    parser.update({"method": "sliding_window", "smooth": 2})
+    assert parser.get_parsed_content("chosen_method").settings["window_size"] == 16
     assert not [message for message in caplog.messages if message.startswith("nothing reads")]
