@@ -100,7 +100,7 @@ def choose_method(
     name: str | Method | None, given: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = ""
 ) -> ChosenMethod:
     """The method of a name, as :class:`ChosenMethod` makes it. Without a name it is ``focused_rise``, or with settings
-    the method that has most of them: of several RISE before sliding windows before all others.
+    the method that has most of them: of several that one, then RISE, then sliding windows, then the others.
     """
     if name == AUTO:
         raise ValueError(
@@ -109,6 +109,6 @@ def choose_method(
     if name is None and not given:
         name = "focused_rise"
     elif name is None:
-        by_preference = ["rise", "sliding_window", *methods.__all__]
+        by_preference = ["focused_rise", "rise", "sliding_window", *methods.__all__]
         name = max(by_preference, key=lambda id: len(given.keys() & own_settings(getattr(methods, id)).keys()))
     return ChosenMethod(name, given, defaults, prefix)

@@ -25,6 +25,9 @@ from monai_saliency.storage.tables import CaseTable, write_csv
 from monai_saliency.utils.arguments import whole_number
 from monai_saliency.visualize.report.methods import draw_map, write_methods
 
+# Scans that are loaded for each case that is asked for, while few have a label.
+_READ = 20
+
 
 class MethodChoice:
     """Compares methods on the first cases of a cohort (:func:`~monai_saliency.metrics.compare_methods`).
@@ -126,11 +129,14 @@ class MethodChoice:
         """The first cases with a label, and as many without."""
         labelled: list[Scan] = []
         others: list[Scan] = []
-        for scan in scans:
-            (others if scan.label is None or not scan.label.any() else labelled).append(scan)
+        for scan in itertools.islice(scans, _READ * self.cases):
+            if scan.label is not None and scan.label.any():
+                labelled.append(scan)
+            elif len(others) < self.cases:
+                others.append(scan)
             if len(labelled) == self.cases or (scan.label is None and len(others) >= self.cases):
                 break
-        return labelled + others[: self.cases]
+        return labelled + others
 
 
 def _say(line: str) -> None:

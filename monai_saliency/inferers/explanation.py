@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: a fill that leaves a larger share of what a score can move by is none
 FILL_LEAVES = 0.5
+#: a peak of this many times its noise is not chance, even among a thousand voxels
+TIMES_NOISE = 5
 
 
 @dataclass(frozen=True)
@@ -126,18 +128,20 @@ class Explanation:
     def without_peak(self) -> torch.Tensor:
         """Each score with the place of its map's peak hidden, ``(K,)`` in float64 on the CPU: the lowest score of a
         mask that hides the peak's voxel, and nothing but one place. NaN where no such mask was scored, as for random
-        masks, where channels or the members of an ensemble have masks of their own, and where no voxel supports the
-        score.
+        masks, where channels or the members of an ensemble have masks of their own, where the strongest voxel does not
+        support the score, and where it may be chance: within five times the noise.
         """
         found = torch.full((len(self.reference_scores),), math.nan, dtype=torch.float64)
         one_for_all = self.masks.channels is None and (self.disagreement is None or not self.masks.adaptive)
         rows = self.masks.places(self.ids) if one_for_all else []
         ids, scores = [self.ids[row] for row in rows], self.scores.double().cpu()[rows]
+        noises = [0.0] * len(found) if self.noise is None else self.noise.nan_to_num().tolist()
         for number, saliency in enumerate(self.saliency if ids else ()):
             peak = np.unravel_index(int(saliency.argmax()), saliency.shape)
             voxel = tuple(slice(int(place), int(place) + 1) for place in peak)
             hides = self.masks.render(ids, "cpu", voxel).flatten() < 0.5
-            if saliency[peak] > 0 and hides.any():
+            is_shown = saliency[peak] == saliency.abs().max() and saliency[peak] > TIMES_NOISE * noises[number]
+            if is_shown and hides.any():
                 found[number] = scores[hides, number].min()
         return found
 

@@ -85,7 +85,8 @@ class FocusedMasks(Masks):
             raise ValueError(f"`p1` must be above 0 and below 1, got {p1}: else nothing is hidden, or everything")
         self.until = None if until is None else wanted_agreement(until)
         self.budget = num_masks if until is None else max(num_masks, whole_number("budget", budget, 1))
-        self.cells = RISEMasks(self.budget, grid_size, seed=seed)
+        self.seed, self.grid_size = seed, grid_size
+        RISEMasks(self.budget, grid_size, seed=seed)  # which checks these
         words = "a SlidingWindowInferer, whose patches are spared"
         self.inferer = instance("inferer", inferer, SlidingWindowInferer, words, none=True)
 
@@ -99,7 +100,7 @@ class BoundFocusedMasks(BoundRISEMasks):
     __len__, weighted_sum, moments = BoundMasks.__len__, BoundMasks.weighted_sum, BoundMasks.moments
 
     def __init__(self, masks: FocusedMasks, image: Tensor) -> None:
-        super().__init__(masks.cells, image)
+        super().__init__(RISEMasks(masks.budget, masks.grid_size, seed=masks.seed), image)
         self.regression, self.num_masks, self.share = masks.regression, masks.num_masks, masks.p1
         self.until, self.budget = masks.until, masks.budget
         self.on_patches = masks.inferer is not None

@@ -12,10 +12,13 @@ import numpy as np
 import torch
 
 from monai_saliency.cases import cases_of
+from monai_saliency.errors import CaseError
+from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.inferers.cohort_explainer import Keeper
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.methods.arguments import TargetLike
 from monai_saliency.methods.settings import find_method
 from monai_saliency.metrics.control_maps import controls
@@ -232,6 +235,7 @@ class Comparison:
         first = next(iter(self.inferers.values()))
         fill = choose_fill(first, self.network, [(scan.image[None], scan.case) for scan in scans]).fill
         self.inferers = {name: inferer.replace(fill=fill, sharing=None) for name, inferer in self.inferers.items()}
+        scans = self._that_can_be_explained(first.replace(fill=fill), scans)
         truth = find_truth(first.replace(fill=fill), self.network, scans, self.keeper)
         self.say(f"the truth: {truth.words}")
         is_module = isinstance(self.network, torch.nn.Module) and any(True for _ in self.network.parameters())
@@ -244,6 +248,22 @@ class Comparison:
             done = f"case {number + 1} of {len(truth.scans)}, {scan.case.name}: {len(self.inferers)} methods"
             self.say(f"{done}, about {left:.0f} s left")
         return self._decided(truth, rows)
+
+    def _that_can_be_explained(self, inferer: PerturbationInferer, scans: Sequence[Scan]) -> list[Scan]:
+        """The scans without those that are refused, such as one with NaN."""
+        explained = []
+        hiding_all = inferer.replace(estimator=OcclusionScoring(), progress=False, sharing=None)
+        for scan in scans:
+            masks = SlidingWindowMasks(scan.image.shape[1:])
+            try:
+                hiding_all.replace(masks=masks).explain(scan.image[None], self.network, cases=[scan.case])
+            except CaseError as error:
+                self.say(f"left out: {error}")
+            else:
+                explained.append(scan)
+        if len(explained) < LEAST:
+            raise ValueError(f"methods are compared on at least {LEAST} cases, and {len(explained)} can be explained")
+        return explained
 
     def _measured(self, scan: Scan, figures: Sequence[str]) -> list[Row]:
         """The rows of a scan, of each method and control: from the table if it has them, else measured."""
@@ -276,7 +296,7 @@ class Comparison:
             found = MapFigures(replace(last, explanation=shown), self.steps).rows("", _FIGURES)[0]
             rows.append({"method": f"control: {name}", **_own_names(found)})
         rows = [{"case": scan.case.name, "mark": mark, **row} for row in rows]
-        if self.table is not None:
+        if self.table is not None and not any(row.get("problem") for row in rows):  # else it may have passed next time
             self.table.add(rows)
         return rows
 
@@ -290,9 +310,10 @@ class Comparison:
         if given.image.is_cuda:
             torch.cuda.synchronize(given.image.device)
         seconds = time.perf_counter() - begun
-        forwards = len(found.ids) + 1 if is_resumed else found.num_forwards / found.per_prediction
         given = replace(given, explanation=found)
-        row = {"forwards": forwards} | ({} if is_resumed else {"seconds": seconds})
+        row = {} if is_resumed else {"forwards": found.num_forwards / found.per_prediction, "seconds": seconds}
+        if is_resumed and found.per_prediction == 1:  # the price of remembered patches is not kept
+            row["forwards"] = len(found.ids) + 1
         return row | _own_names(MapFigures(given, self.steps).rows("", figures)[0]), given
 
     def _decided(self, truth: Truth, rows: Sequence[Row]) -> MethodComparison:
@@ -307,7 +328,7 @@ class Comparison:
             precision = {}
             for name in [name for name in by_method if name not in problems]:
                 precision[name] = np.array([row.get("auprc", 0.0) for row in by_method[name]])
-            best, verdict = best_of(precision, {row["method"]: row.get("forwards", 0) for row in summary})
+            best, verdict = best_of(precision, {row["method"]: row.get("forwards", math.inf) for row in summary})
         return MethodComparison(best, truth.words, verdict, summary, list(rows), self.settings)
 
 

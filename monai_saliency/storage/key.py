@@ -11,6 +11,7 @@ import hashlib
 import os
 import random
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -50,6 +51,7 @@ _IDLE: dict[type, set[str]] = {
     ImageReader: {"filenames", "has_series"},
     Inferer: {"device", "sw_device", "progress"},
 }
+_BEGUN = time.time()  # the user's code is imported later
 _COMPILED = {"_compiled_call_impl", "_is_torch_compile", "_compile_kwargs"}  # attributes that torch.compile adds
 _WRITTEN = {"monai.networks.nets.dynunet": {"heads"}}  # what a forward writes before it reads it
 _LIBRARIES = ("monai_saliency", "monai", "torch", "numpy", "nibabel", "scikit-image")  # the last makes supervoxels
@@ -81,7 +83,7 @@ def scores_key(network: str, settings: Sequence[Any], case: Case, reads_file: bo
     """The key under which the scores of a case are stored: a hash of all that decides them."""
     given = case.image, plain(case.labels), case.spacing
     decides = [library_versions(), network, list(settings), *given, chosen_arithmetic()]
-    return fingerprint([*decides, [input_files(case.file), case.affine] if reads_file else []])[:32]
+    return fingerprint([*decides, [input_files(case.file), case.affine] if reads_file else []], files=True)[:32]
 
 
 def _taken_apart(value: Any, files: bool) -> Any:
@@ -223,6 +225,8 @@ def _version_of(module: str) -> str:
         return f"python {sys.version_info[:2]}"
     if not file:
         raise Unfingerprintable(f"code of {module}, which is in no file")
+    if os.path.getmtime(file) > _BEGUN:  # what runs may be the older content
+        raise Unfingerprintable(f"code of {module}, whose file has changed since this process began")
     is_installed = top == "monai_saliency" or {"site-packages", "dist-packages"} & {*Path(file).parts}
     version = package_version(top) if is_installed else ""
     return f"{top} {version}" if version else checksum_of(file)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from monai_saliency.estimators.base import Meaning
-from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.inferers.explanation import TIMES_NOISE, Explanation
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import positive_numbers, require
 
@@ -24,8 +24,6 @@ TINY = 0.01
 TIMES_ERROR = 2
 # So many log-odds are the whole range of a probability at its steepest, which is 1 / 4 where both classes are alike.
 _FEWEST_LOG_ODDS = 4.0
-# A peak of this many times its noise is not chance, even among a thousand voxels.
-_TIMES_NOISE = 5
 #: the verdict on a map that chance alone can make
 CHANCE = "nothing stands out from chance"
 # From against to for the score. Lightness grows with strength, for dark scans. Every warm colour is lighter than every
@@ -93,7 +91,7 @@ class Legend:
         """Whether chance alone can make a map: all values are within five times its noise, or no value that matters
         reaches two standard errors.
         """
-        if _largest(saliency) <= _TIMES_NOISE * self.noise:
+        if _largest(saliency) <= TIMES_NOISE * self.noise:
             return True
         if error is None:
             return False

@@ -233,7 +233,7 @@ def test_a_worker_explains_somebody_elses_bundle(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(bundle.root)
     sys.path.insert(0, "")
     bundle.write_weights()
-    few = {"saliency_num_masks": 12, "saliency_grid_size": 4, "saliency_mask_batch_size": 4}
+    few = {"saliency_method": "rise", "saliency_num_masks": 12, "saliency_grid_size": 4, "saliency_mask_batch_size": 4}
     bundle.explain(saliency_dir=str(tmp_path / "plain"), **few)
     files = [str(bundle.config), str(overlay_path("explain"))]
     driver = drive("explain", config_file=files, **bundle.settings | few, saliency_dir=str(tmp_path / "out"))

@@ -115,8 +115,8 @@ def test_our_own_bundle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     write_scans(tmp_path, 2)
     torch.manual_seed(0)
     torch.save(DenseNet(**SMALL_NET).state_dict(), tmp_path / "weights.pt")
-    rise = {"num_masks": 9, "grid_size": 3, "mask_batch_size": 5}
-    rows = run(tmp_path / "cohort", tmp_path / "run", tmp_path / "weights.pt", method="rise", classes=[1], **rise)
+    rise = {"method": "rise", "num_masks": 9, "grid_size": 3, "mask_batch_size": 5}
+    rows = run(tmp_path / "cohort", tmp_path / "run", tmp_path / "weights.pt", classes=[1], **rise)
     settings = {
         "network_def": {"_target_": "DenseNet", **SMALL_NET},
         "device": "cpu",
@@ -233,7 +233,7 @@ def test_peak_lies_on_the_planted_structure_in_the_scan(make: Callable[[str], Bu
 def test_network_that_ignores_the_image_gets_an_error_and_no_map(tmp_path: Path) -> None:
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i) for i in range(2)]
     with pytest.raises(SystemExit, match="2 cases without a map"):
-        Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle(scans, Deaf()))
+        Overlay(tmp_path / "maps", method="rise", num_masks=5).explain(small_bundle(scans, Deaf()))
     rows = rows_of(tmp_path / "maps" / "failures.csv")
     assert [row["case"] for row in rows] == ["0", "1"]
     assert all("all 5 perturbed images changed the score by the same amount" in row["error"] for row in rows)
@@ -307,7 +307,7 @@ def test_a_saturated_probability_is_explained_by_its_log_odds_as_all_others_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One case's probability is 1 whatever is hidden, the other's is not: both are asked for one thing."""
-    few: dict[str, Any] = {"num_masks": 5, "picture": False}
+    few: dict[str, Any] = {"method": "rise", "num_masks": 5, "picture": False}
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=90000 - 89800 * i) for i in range(2)]
     with pytest.raises(SystemExit, match="1 case without a map"):
         Overlay(tmp_path / "maps", **few, scale="probability").explain(small_bundle(scans, Hundredths()))

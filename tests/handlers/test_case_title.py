@@ -1,6 +1,7 @@
 """The words above a picture, with the probability without the place of the peak, on networks computed by hand."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,20 @@ def test_the_place_that_focused_masks_look_into() -> None:
     assert_close(found.without_peak, [-3.0], within=0.01)
     left = sigmoid(float(found.without_peak))
     assert case_title(found).endswith(f"class 1 has probability 0.998, and {left:.3f} without this place")
+
+
+def test_no_place_where_the_strongest_voxel_opposes_the_score_or_may_be_chance() -> None:
+    image = torch.ones(1, 1, 40, 40)
+
+    def network(images: torch.Tensor) -> torch.Tensor:
+        logit = images[..., 8:14, 20:26].mean((1, 2, 3)) - 4 * images[..., 28:34, 8:14].mean((1, 2, 3))
+        return torch.stack([torch.zeros_like(logit), logit], dim=1)
+
+    found = explained(ms.focused_rise, 1, network, image, num_masks=200)
+    assert float(found.saliency.max()) > 0
+    assert found.without_peak.isnan().all()
+    noise = replace(found, saliency=-found.saliency, noise=found.saliency.abs().max()[None])
+    assert noise.without_peak.isnan().all()
 
 
 def test_an_ensemble() -> None:

@@ -168,6 +168,6 @@ class Bundle:
     def explain(self, few_masks: bool = True, **settings: Any) -> None:
         """The bundle with the overlay, no pictures: with a few masks of RISE, or as the overlay does by default."""
         few: dict[str, Any] = {"saliency_picture": False, "saliency_report": False}
-        few |= {"saliency_num_masks": 12, "saliency_grid_size": 4} if few_masks else {}
+        few |= {"saliency_method": "rise", "saliency_num_masks": 12, "saliency_grid_size": 4} if few_masks else {}
         files = [str(self.config), str(overlay_path("explain"))]
         monai.bundle.run(run_id="explain", config_file=files, **self.settings | few | settings)

@@ -45,6 +45,14 @@ def test_repeatability_is_the_rank_correlation_of_two_seeds(per_channel: bool) -
     assert getattr(getattr(one.masks, "masks", one.masks), "seed", None) == 0  # the user's masks are left alone
 
 
+@pytest.mark.parametrize("method", [ms.focused_rise, ms.random_grid, ms.hsic])
+def test_methods_with_a_seed_are_compared_with_another_one(method: Any) -> None:
+    one, other = (method(30, seed=seed, target=ms.ClassScore([1], "none")) for seed in (0, 5))
+    network = a_network()
+    found = metrics.Repeatability(one, network, seed=5).compute(one(IMAGES, network), IMAGES)
+    assert_close(found, rank_of(one(IMAGES, network), other(IMAGES, network)))
+
+
 def test_agreement_between_fills() -> None:
     network, inferer = a_network(), ms.sliding_window(3, 2, target=TARGET)
     fills = [ms.MeanFill(), ms.ConstantFill(1.0)]

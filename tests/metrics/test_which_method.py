@@ -1,5 +1,6 @@
 """Which method for a network: what is the truth, and what is recommended."""
 
+import math
 import re
 
 import numpy as np
@@ -208,3 +209,12 @@ def test_a_second_comparison_runs_only_what_is_not_kept(tmp_path: object) -> Non
     for one, other in zip(first.cases, second.cases, strict=True):
         assert one["auprc"] == other["auprc"]
         assert one["deletion"] == other["deletion"]
+
+
+def test_a_scan_that_cannot_be_explained_is_left_out() -> None:
+    images, labels = scans(5)
+    images[1, 0, 0, 0] = math.nan
+    found = metrics.compare_methods(Checkers(), images, ms.ClassScore([0], "none"), labels, FEW[1:2])
+    assert found.truth == "the labels, in 4 of 4 cases"
+    with pytest.raises(ValueError, match="at least 3 cases, and 2 can be explained"):
+        metrics.compare_methods(Checkers(), images[:3], ms.ClassScore([0], "none"), labels[:3], FEW[1:2])

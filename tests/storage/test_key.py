@@ -169,8 +169,11 @@ def test_what_cannot_be_identified(value: Any, why: str) -> None:
 
 
 def test_an_edited_file_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's code has no version: the file that defines a class or a function, or a base, counts."""
+    """The user's code has no version: the file that defines a class or a function, or a base, counts. A file that is
+    newer than the process may not be what runs.
+    """
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(key, "_BEGUN", math.inf)
     (tmp_path / "ms_code.py").write_text("from ms_base import *\nclass Mine(Base): pass\n")
     found: list[str] = []
     for factor in (0, 0, 1):
@@ -181,6 +184,10 @@ def test_an_edited_file_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         module = importlib.import_module("ms_code")
         found.append(fingerprint([module.Mine(), module.step]))
     assert found[0] == found[1] != found[2]
+    monkeypatch.setattr(key, "_BEGUN", (tmp_path / "ms_base.py").stat().st_mtime - 1)
+    key._code_mark.cache_clear()
+    with pytest.raises(key.Unfingerprintable, match="ms_base, whose file has changed since this process began"):
+        fingerprint(module.step)
 
 
 def test_versions_of_packages_count(monkeypatch: pytest.MonkeyPatch) -> None:
