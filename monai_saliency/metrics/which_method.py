@@ -275,11 +275,12 @@ class Comparison:
             given[name] = Trusted(nothing, asked, self.network, *about)  # type: ignore[arg-type]
         marks = [each.mark(self.steps) for each in given.values()]
         mark = fingerprint([marks, list(figures)])[:16] if all(marks) else ""
-        kept = [] if self.table is None or not mark else [row for row in self.table.read() if row["mark"] == mark]
-        if kept:
-            return [_read(row) for row in kept]
+        kept = self._kept(mark)
         rows, last = [], None
         for name, each in given.items():
+            if name in kept:
+                rows.append(kept[name])
+                continue
             try:
                 with torch.no_grad():
                     row, last = self._row(each, figures)
@@ -289,15 +290,27 @@ class Comparison:
                 if len(figures) > len(_FIGURES):
                     self.show(scan, name, last.explanation.saliency[0])
             rows.append({"method": name, **row})
-        if last is None:
+        known = [row for name, row in kept.items() if name.startswith("control: ")]
+        if last is None and not known:
             raise ValueError(f"no method could explain {scan.case.name}: {rows[0]['problem']}")
-        for name, saliency in _controls(scan.image[None], last.explanation.saliency[None]).items():
-            shown = replace(last.explanation, saliency=saliency[0])
-            found = MapFigures(replace(last, explanation=shown), self.steps).rows("", _FIGURES)[0]
-            rows.append({"method": f"control: {name}", **_own_names(found)})
+        rows += known or self._of_controls(scan, last)  # type: ignore[arg-type]
         rows = [{"case": scan.case.name, "mark": mark, **row} for row in rows]
-        if self.table is not None and not any(row.get("problem") for row in rows):  # else it may have passed next time
+        if self.table is not None:
             self.table.add(rows)
+        return rows
+
+    def _kept(self, mark: str) -> dict[str, Row]:
+        """The rows of a scan in the table, by method; a method with a problem is tried again, which may have passed."""
+        rows = [] if self.table is None or not mark else self.table.read()
+        return {row["method"]: _read(row) for row in rows if row["mark"] == mark and not row.get("problem")}
+
+    def _of_controls(self, scan: Scan, given: Trusted) -> list[Row]:
+        """The rows of the maps that know nothing of the network."""
+        rows = []
+        for name, saliency in _controls(scan.image[None], given.explanation.saliency[None]).items():
+            shown = replace(given.explanation, saliency=saliency[0])
+            figures = MapFigures(replace(given, explanation=shown), self.steps).rows("", _FIGURES)[0]
+            rows.append({"method": f"control: {name}", **_own_names(figures)})
         return rows
 
     def _row(self, given: Trusted, figures: Sequence[str]) -> tuple[Row, Trusted]:
