@@ -1,7 +1,7 @@
 """Results of benchmarks, kept with what they were measured on: ``results/*.json`` beside this file.
 
     python tests/benchmarks/overhead.py --keep             # results/overhead.json
-    python tests/benchmarks/precision.py --keep light      # results/precision_light.json
+    python tests/benchmarks/peers.py --keep light          # results/peers_light.json
     python tests/benchmarks/record.py [NAME ...]           # tables of what is kept, in Markdown
 
 Each file holds the benchmark's name, its settings, the machine (processor, cores, versions; no names of hosts or users)
