@@ -66,11 +66,12 @@ def fingerprint(value: Any, files: bool = False) -> str:
 
     An object is known by its class and its attributes. Classes and functions are known by their importable names, and
     by the version of their package; the user's own code by the content of its file. The order of a dictionary and
-    of a list counts, the order of a set and of attributes does not. Other code that these call, the files that they
-    read, and environment variables do not count: a result that depends on them needs a name, such as a ``network_id``.
+    of a list counts, the order of a set and of attributes does not. Other code that these call, variables of their
+    module, the files that they read, and environment variables do not count: a result that depends on them needs a
+    name, such as a ``network_id``.
 
-    With ``files``, text that names a file includes the file's content, by its size and time. A value that cannot
-    be identified raises :class:`Unfingerprintable`, whose text names it.
+    With ``files``, text that names a file includes the file's content, by its size and time. Unidentified values, and
+    code whose file has changed since the process began, raise :class:`Unfingerprintable`.
     """
     try:
         content = repr(_taken_apart(value, files))
