@@ -120,8 +120,8 @@ class Explanation:
         if not (found := [f"{share:.0%} of {label_name(label)}" for label, share in each if share > FILL_LEAVES]):
             return ""
         return (
-            f"with everything hidden {', '.join(found)} is left, so the map means little: no fill can hide an absence, "
-            "else try mean or blur"
+            f"hiding the whole scan leaves {', '.join(found)}, so this map shows little (expected for an absence, such "
+            "as a healthy scan; otherwise try another fill)"
         )
 
     @cached_property

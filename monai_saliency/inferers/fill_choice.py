@@ -78,11 +78,12 @@ def choose_fill(
     limit = errors.min() + _ALIKE
     best = next(name for name, error in zip(candidates, errors, strict=True) if error <= limit)
 
-    why = "no candidate hides any of the scores"
+    line = f"fill: {best} (chosen by auto on {len(tried)} case{'s' * (len(tried) != 1)})."
     if counts.any():
         words = [_in_words(name, error) for name, error in zip(candidates, errors.tolist(), strict=True)]
-        why = f"two halves hidden apart miss of the effect of hiding all {', '.join(words)}"
-    line = f"fill auto: {best} is taken, since {why} ({len(tried)} case{'s' * (len(tried) != 1)})"
+        line += f" Error of each candidate: {', '.join(words)}."
+    if errors.min() >= 1 or not counts.any():
+        line += " No candidate hides these scores well: expected for an absence, such as a healthy scan"
     logger.info(line)
     if inferer.progress:
         with following(inferer.progress) as progress:
@@ -91,7 +92,7 @@ def choose_fill(
 
 
 def _in_words(name: str, error: float) -> str:
-    return f"{error:.0%} with {name}" if error < torch.inf else f"too much with {name}"
+    return f"{name} {error:.0%}" if error < torch.inf else f"{name} leaves the score"
 
 
 def _first_tried(inferer: PerturbationInferer, network: Any, cases: Iterable[tuple[Any, Case]]) -> list[torch.Tensor]:

@@ -325,7 +325,7 @@ def test_a_saturated_probability_is_explained_by_its_log_odds_as_all_others_are(
         assert (row["unit"], row["quantity"]) == ("log-odds", "log-odds of the softmax probability of the class")
     assert saturated["score"] == "1.0"
     assert abs(float(saturated["peak_saliency"])) > 1
-    assert "fill auto: 0 is taken, since two halves hidden apart miss " in capsys.readouterr().err
+    assert "fill: 0 (chosen by auto on 2 cases). Error of each candidate: 0 " in capsys.readouterr().err
     assert "ConstantFill" in (tmp_path / "auto" / "summary.settings.json").read_text()
     assert float(saturated["fill_leaves"]) < 0.01
 

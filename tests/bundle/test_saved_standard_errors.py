@@ -86,7 +86,7 @@ def test_the_summary_says_why_a_case_stopped(cohort: Path) -> None:
     assert len(rows) == 2
     explain(cohort, "plain", num_masks=20)
     stopped = {row["stopped"] for row in rows_of(cohort / "plain" / "summary.csv")}
-    assert all(not each or each.startswith("with everything hidden") for each in stopped)
+    assert all(not each or each.startswith("hiding the whole scan leaves") for each in stopped)
 
 
 def evaluator(scan: Path, transform: Compose) -> SupervisedEvaluator:

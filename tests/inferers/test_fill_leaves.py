@@ -76,7 +76,7 @@ def test_a_network_that_ignores_the_image_has_no_fill() -> None:
 def test_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "monai_saliency"):
         found = explained(ClassScore([1], "softmax"), share(0.9))
-    words = "with everything hidden 90% of class 1 is left, so the map means little: no fill can hide an absence"
+    words = "hiding the whole scan leaves 90% of class 1, so this map shows little (expected for an absence, such as"
     assert found.fill_problem.startswith(words)
     assert words in caplog.text
     caplog.clear()
@@ -151,16 +151,16 @@ def test_by_hand(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "monai_saliency"):
         for value, best in ((3.0, 2.0), (-3.0, 0.0)):
             assert chosen(Squared(), constant(value), candidates=CANDIDATES).value == best
-            shares = [f"{missed(value, fill):.0%} with {fill:.0f}" for fill in (0.0, 2.0)]
-            words = f"two halves hidden apart miss of the effect of hiding all {shares[0]}, {shares[1]} (1 case)"
-            assert f"fill auto: {best:.0f} is taken, since {words}" in caplog.text
+            shares = [f"{fill:.0f} {missed(value, fill):.0%}" for fill in (0.0, 2.0)]
+            words = f"(chosen by auto on 1 case). Error of each candidate: {shares[0]}, {shares[1]}."
+            assert f"fill: {best:.0f} {words}" in caplog.text
 
 
 def test_a_fill_that_hides_nothing_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     """The mean and a blur of an image of one value are that image."""
     with caplog.at_level(logging.INFO, "monai_saliency"):
         assert isinstance(chosen(Squared(), constant(1.0)), ms.ConstantFill)
-    assert "too much with mean, too much with blur" in caplog.text
+    assert "mean leaves the score, blur leaves the score" in caplog.text
 
 
 def test_what_nothing_hides_does_not_count() -> None:

@@ -79,7 +79,7 @@ def test_where_there_is_nothing_to_find_all_of_the_budget_is_used(network: Calla
     assert found.num_forwards == 401
     assert found.stopped.startswith("the budget is used, agreement ")
     assert found.stopped.endswith(" is below 0.9")
-    assert found.fill_problem.startswith("with everything hidden ")
+    assert found.fill_problem.startswith("hiding the whole scan leaves ")
 
 
 def test_all_maps_must_agree() -> None:

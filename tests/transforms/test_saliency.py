@@ -267,7 +267,7 @@ class TestSaveSaliencyd:
         assert files_below(tmp_path / "out") == []
         (blind,) = EXPLAIN.explain(image, lambda x: torch.zeros(len(x), 2))
         assert not nib.load(save(zeros | {"explanation": blind})["saliency_path"]).get_fdata().any()
-        assert "with everything hidden 100% of" in caplog.text
+        assert "hiding the whole scan leaves 100% of" in caplog.text
 
     def test_a_writer_that_fails_keeps_the_old_map(self, scan: Path, tmp_path: Path, monkeypatch: Any) -> None:
         save = SaveSaliencyd("saliency", tmp_path / "out", picture=False)
