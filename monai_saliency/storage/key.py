@@ -226,11 +226,13 @@ def _version_of(module: str) -> str:
         return f"python {sys.version_info[:2]}"
     if not file:
         raise Unfingerprintable(f"code of {module}, which is in no file")
-    if os.path.getmtime(file) > _BEGUN:  # what runs may be the older content
-        raise Unfingerprintable(f"code of {module}, whose file has changed since this process began")
     is_installed = top == "monai_saliency" or {"site-packages", "dist-packages"} & {*Path(file).parts}
     version = package_version(top) if is_installed else ""
-    return f"{top} {version}" if version else checksum_of(file)
+    if version:
+        return f"{top} {version}"
+    if os.path.getmtime(file) > _BEGUN:  # what runs may be the older content
+        raise Unfingerprintable(f"code of {module}, whose file has changed since this process began")
+    return checksum_of(file)
 
 
 @functools.cache
