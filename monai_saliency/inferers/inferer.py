@@ -382,10 +382,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
             "a target such as ClassScore([1], 'softmax') (FunctionScore(function) makes one of a function)",
         ),
         "estimator": (Estimator, "an estimator such as OcclusionScoring()"),
-        "fill": (
-            CaseFill,
-            "a fill such as ConstantFill(0.0), MeanFill() or BlurFill(), or a function of images (B, C, *spatial)",
-        ),
+        "fill": (CaseFill, "a fill such as ConstantFill(0.0) or MeanFill(), or a function of images (B, C, *spatial)"),
         "inferer": (Inferer, "a MONAI inferer such as SimpleInferer()"),
         "inputs": (TensorInput, "an adapter such as DictInput('image')"),
         "patch_memory": ((bool, PatchMemory), "True, False or PatchMemory(device_bytes=..., host_bytes=...)"),
