@@ -12,7 +12,7 @@ minutes on two cores; bars of what only a GPU can do are then lower, or none.
   those of RISE with 1000 masks; seconds a case of its stages, in the thread that runs the network and meanwhile.
 - peers: our seconds over another tool's, same network, windows and batch size.
 - xaitk: how many times faster than xaitk-saliency's RISE with the same masks, and the difference of the maps.
-- precision: bf16, channels last and compiling.
+- precision: bf16, channels last and compiling (``precision.py``).
 - batch size: seconds with ``mask_batch_size="auto"`` over those of the best number.
 - memory: the peak with 2000 masks over that with 200, of what torch allocates on a GPU (``memory.py``: on a CPU).
 - waits: how often the host waits for the device in each further batch, by torch's profiler.
