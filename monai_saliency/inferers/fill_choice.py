@@ -82,7 +82,7 @@ def choose_fill(
     if counts.any():
         words = [_in_words(name, error) for name, error in zip(candidates, errors.tolist(), strict=True)]
         line += f" Error of each candidate: {', '.join(words)}."
-    if errors.min() >= 1 or not counts.any():
+    if errors.min() >= 1:  # infinite where no score counts
         line += " No candidate hides these scores well: expected for an absence, such as a healthy scan"
     logger.info(line)
     if inferer.progress:

@@ -69,8 +69,9 @@ def run_rounds(
         try:
             scorer.score(batches, progress.advance)
         except BaseException as error:
-            for state in states if not isinstance(error, CaseError) else ():
-                state.kept.flush()  # a run that is stopped keeps what it has scored
+            if not isinstance(error, CaseError):  # a run that is stopped keeps what it has scored
+                for state in states:
+                    state.kept.flush()
             raise
         for state in states:
             # Parts that run apart meet in the store: what is there by now is taken, and nothing waits.
