@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from monai.utils import OptionalImportError
 
-__all__ = ["AdviceError", "CaseError", "OutputError", "as_case_error", "root_cause"]
+__all__ = ["AdviceError", "CaseError", "OutputError", "SettingError", "as_case_error", "root_cause"]
 
 
 class AdviceError(ValueError):
     """An error with advice on what to do: reports show its words instead of its cause's."""
+
+
+class SettingError(AdviceError):
+    """A setting that fits no case, as a class that the network does not have: every further case would fail too."""
 
 
 class CaseError(ValueError):

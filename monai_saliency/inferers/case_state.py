@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
+from monai_saliency.errors import CaseError, SettingError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.inferers.explanation import Explanation, joined
 from monai_saliency.inferers.perturbation import HIDDEN, Perturbation
@@ -195,8 +195,10 @@ def bound_target(target: Target, reference: Any, case: Case) -> BoundTarget:
     """A target, bound to the output ``(1, ...)`` of a case's unperturbed image."""
     try:
         return target.bind(reference, replace(case, prediction=None))  # targets keep the case
+    except (CaseError, SettingError):
+        raise
     except ValueError as error:
-        raise (error if isinstance(error, CaseError) else CaseError(case.name, str(error))) from error
+        raise CaseError(case.name, str(error)) from error
 
 
 def sampled(output: Any) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from monai.inferers import Inferer, SliceInferer
 
-from monai_saliency.errors import CaseError
+from monai_saliency.errors import CaseError, SettingError
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath, check_rows, in_parts, read
 from monai_saliency.utils.monai_private import tensor_version
@@ -83,6 +83,8 @@ class Forward:
         try:
             output = read(output, self.output)
             check_rows(output, len(batch))
+        except SettingError:
+            raise
         except ValueError as error:
             raise CaseError(case, str(error)) from error
         return output

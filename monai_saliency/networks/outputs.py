@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from monai_saliency.errors import SettingError
 from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.tensors import plain
 
@@ -21,8 +22,9 @@ def read(output: Any, path: OutputPath | None) -> Any:
         return output
     if callable(path):
         return path(output)
+    steps = (path,) if isinstance(path, (str, int)) else tuple(path)
     part = output
-    for step in (path,) if isinstance(path, (str, int)) else path:
+    for step in steps:
         try:
             if isinstance(part, torch.Tensor):
                 # An index into a tensor would read one image of the batch instead of a part.
@@ -30,7 +32,7 @@ def read(output: Any, path: OutputPath | None) -> Any:
             part = part[step]
         except (KeyError, IndexError, TypeError):
             known = choices(output) or f"it is one {type(output).__name__}, so leave `output` out"
-            raise ValueError(f"the network's output has no part {path!r}: {known}") from None
+            raise SettingError(f"the network's output has no part {_short(steps)!r}: {known}") from None
     return part
 
 

@@ -11,19 +11,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from monai_saliency.errors import OutputError, as_case_error, root_cause
+from monai_saliency.errors import OutputError, SettingError, as_case_error, root_cause
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.utils.arguments import a_path, flag
-
-__all__ = [
-    "LABEL_REGION_COLUMNS",
-    "REGION_COLUMNS",
-    "SUMMARY_COLUMNS",
-    "TRUST_COLUMNS",
-    "CaseTable",
-    "Failures",
-    "write_csv",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -201,14 +191,14 @@ class Failures:
         self._withdraws.append(withdraw)
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
-        """Add the row of a failed case, or raise its error: if ``strict``, or an OutputError, which all others meet.
+        """Add the row of a failed case, or raise its error: if ``strict``, or one that all others would meet too.
 
         ``stage`` is ``load``, ``predict`` or ``explain``. The log has the error in one line; where this package's
         loggers are at level DEBUG, as by ``--debug``, its traceback too. ``trace`` is the traceback of a worker process
         as text.
         """
-        if isinstance(output_error := root_cause(error), OutputError):
-            raise output_error
+        if isinstance(of_all_cases := root_cause(error), (OutputError, SettingError)):
+            raise of_all_cases
         cause = as_case_error(error, case)
         for withdraw in self._withdraws:
             withdraw(case)

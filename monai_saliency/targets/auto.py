@@ -13,6 +13,7 @@ import torch
 from monai.utils import CommonKeys
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import SettingError
 from monai_saliency.networks.outputs import read, shape
 from monai_saliency.targets import (
     BoundTarget,
@@ -131,7 +132,7 @@ class AutoTarget(Target):
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         choice = self.choose(reference_output, case)
         if self.against is not None and not isinstance(choice.target, ClassScore):
-            raise ValueError(f"`against` is for classes of the whole image, and this is {choice.words}: leave it out")
+            raise SettingError(f"`against` is for classes of the whole image, and this is {choice.words}: leave it out")
         if choice.assumed is not None:
             logger.info("case %s: the network's output is read as %s", case.name, choice.assumed)
         bound = choice.target.bind(read(reference_output, choice.path), case)
@@ -258,7 +259,7 @@ class AutoTarget(Target):
                 if self.activation
                 else f"the {of_postprocessing} of the postprocessing"
             )
-            raise ValueError(
+            raise SettingError(
                 f"{given} needs classes (B, C) or channels (B, C, *spatial), and the network's output{where} is "
                 f"{shape(values)}: let it return the classes alone (such as "
                 f"output[:, {'None' if values.ndim == 1 else 0}]), or say activation='none' "
@@ -275,9 +276,9 @@ class AutoTarget(Target):
 
     def _detection(self, part: Any, case: Case) -> Choice:
         if not isinstance(self.classes, str):
-            raise ValueError("`classes` chooses no boxes: leave it out, or give target=DetectionScore(...)")
+            raise SettingError("`classes` chooses no boxes: leave it out, or give target=DetectionScore(...)")
         if self.activation not in (None, "none"):
-            raise ValueError("`activation` changes no boxes, which have their confidences: leave it out")
+            raise SettingError("`activation` changes no boxes, which have their confidences: leave it out")
         what = "detection: the same box, class and confidence again, for"
         target = DetectionScore(max_boxes=_MAX_MAPS)
         try:

@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import SettingError
 from monai_saliency.networks.outputs import choices, shape
 from monai_saliency.utils.arguments import written
 from monai_saliency.utils.precision import exact_arithmetic
@@ -209,7 +210,7 @@ def check_tensor(output: Any, case: Case, target: str) -> torch.Tensor:
         advice = f"choose what is explained by the inferer's `output`: {parts}"
         if not parts:
             advice = "return it from the network"
-        raise ValueError(f"{target} reads a tensor, the network gave a {type(output).__name__}; {advice}")
+        raise SettingError(f"{target} reads a tensor, the network gave a {type(output).__name__}; {advice}")
     if not bool(torch.isfinite(output).all()):
         wrong = int((~torch.isfinite(case.image)).sum())
         image = "the image is not"
@@ -227,7 +228,7 @@ def check_indices(indices: Sequence[int], count: int, name: str, what: str) -> N
     for index in indices:
         if not 0 <= index < count:
             plural = f"{what}es" if what.endswith("s") else f"{what}s"
-            raise ValueError(
+            raise SettingError(
                 f"{what} {index} is out of range: the network gives {count} {plural}, "
                 f"so `{name}` must be in [0, {count - 1}]"
             )
@@ -237,7 +238,7 @@ def check_volume(output: Any, case: Case, target: str, what: str = "a segmentati
     """Return an output ``(1, C, *spatial)`` in float32 or float64, if it has as many spatial axes as the image."""
     output = check_tensor(output, case, target)
     if output.ndim != case.image.ndim + 1:
-        raise ValueError(
+        raise SettingError(
             f"{target} reads {what} of shape (B, C, *spatial), the network gave {shape(output)}"
             + ("; use ClassScore for a classifier" if output.ndim == 2 else "")
         )
@@ -249,7 +250,7 @@ def check_activation(output: torch.Tensor, activation: str, case: Case) -> None:
     if activation == "none":
         return
     if activation == "softmax" and output.shape[1] == 1:
-        raise ValueError(
+        raise SettingError(
             "the softmax of one channel is 1 for every image; "
             "use activation='sigmoid' for a single logit or 'none' for a probability"
         )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import SettingError
 from monai_saliency.networks.outputs import shape
 from monai_saliency.targets.base import (
     ACTIVATIONS,
@@ -88,7 +89,7 @@ class ClassScore(Target):
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         output = check_tensor(reference_output, case, "ClassScore")
         if output.ndim != 2:
-            raise ValueError(
+            raise SettingError(
                 f"ClassScore reads one row of class scores per image, shape (B, classes), the network "
                 f"gave {shape(output)}; "
                 + ("use RegionScore for a segmentation" if output.ndim > 3 else "let it return the classes alone"),

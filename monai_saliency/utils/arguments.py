@@ -16,32 +16,6 @@ import torch
 from monai.inferers import SlidingWindowInferer
 from monai.utils import OptionalImportError
 
-__all__ = [
-    "a_path",
-    "axis_values",
-    "callable_network",
-    "check_option",
-    "did_you_mean",
-    "finite_numbers",
-    "flag",
-    "indices",
-    "indices_or_word",
-    "instance",
-    "nearest",
-    "number",
-    "per_axis",
-    "positive_numbers",
-    "probability",
-    "refuse_unknown",
-    "require",
-    "sliding_inferer",
-    "torch_device",
-    "voxels_of_mm",
-    "whole_number",
-    "whole_numbers",
-    "written",
-]
-
 
 def require(module: str, extra: str) -> ModuleType:
     """Import a module of an optional package."""

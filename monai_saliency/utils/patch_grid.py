@@ -13,8 +13,6 @@ from monai.utils import ensure_tuple_rep, fall_back_tuple
 from monai_saliency.utils.monai_private import scan_interval
 from monai_saliency.utils.tensors import Box
 
-__all__ = ["PatchGrid"]
-
 
 class PatchGrid:
     """Where a sliding-window inferer cuts its patches, for one spatial shape. An inferer with a rule of its own has a

@@ -9,15 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "accumulation_dtype",
-    "chosen_arithmetic",
-    "exact_arithmetic",
-    "is_shared",
-    "rounding_of",
-    "score_precision",
-]
-
 # How far two runs of a network on the same image may differ in other batches, relative to the largest value of the
 # output. Libraries choose their kernels by the batch size, and each kernel sums in its own order: a deep network in
 # float32 differs by 1e-6 to 1e-5 then. Each bound leaves a factor of ten for networks that amplify it. Rows that depend

@@ -14,21 +14,6 @@ from monai.data import MetaTensor
 
 from monai_saliency.utils.monai_private import tree_map
 
-__all__ = [
-    "Box",
-    "blend",
-    "check_labels",
-    "columns",
-    "everywhere",
-    "finite_between",
-    "keep_freed_memory",
-    "plain",
-    "to_device",
-    "to_host",
-    "with_meta_of",
-    "within",
-]
-
 #: a box in a volume: one slice with start and stop for each spatial axis
 Box = tuple[slice, ...]
 

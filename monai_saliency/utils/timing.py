@@ -14,8 +14,6 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule,
 from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.monai_private import profile_all_threads
 
-__all__ = ["Timestamp", "stage", "trace"]
-
 
 class Timestamp:
     """A point in time on a device. Making one never waits for the device."""

@@ -22,7 +22,7 @@ from PIL import Image
 from monai_saliency.__main__ import main
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.overlay import Overlay
-from monai_saliency.errors import root_cause
+from monai_saliency.errors import SettingError, root_cause
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
@@ -251,6 +251,31 @@ def test_the_map_of_a_case_that_fails_now_goes(tmp_path: Path) -> None:
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["1"]
     (row,) = rows_of(tmp_path / "maps" / "failures.csv")
     assert (row["case"], "NaN" in row["error"]) == ("0", True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"classes": [5]}, "channel 5 is out of range"),
+        ({"output": "logits"}, "has no part 'logits'"),
+        ({"against": 1}, "`against` is for"),
+    ],
+)
+def test_a_setting_that_fits_no_case_takes_no_earlier_map(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    """The run ends at its first case, and a night's maps and table stay as they are."""
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=900) for i in range(2)]
+    maps = tmp_path / "maps"
+    explain = {"num_masks": 5, "activation": "none"}
+    Overlay(maps, **explain).explain(small_bundle(scans, Brightness()))
+    before = contents(maps)
+    assert len(list(maps.glob("*_saliency.nii.gz"))) == 2
+    with pytest.raises(Exception, match=r"Failed to evaluate") as raised:
+        Overlay(maps, **explain, **settings).explain(small_bundle(scans, Brightness()))
+    cause = root_cause(raised.value)
+    assert isinstance(cause, SettingError)
+    assert words in str(cause)
+    after = contents(maps)
+    assert {name for name in before if after.get(name) != before[name]} <= {"run_settings.json"}
 
 
 def test_files_of_one_stem_and_a_second_cohort_in_one_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
