@@ -65,7 +65,12 @@ METHODS: list[Row] = [
         r"`method` must be a name .* without its brackets",
     ),
     (lambda: window(ms.ClassScore), r"`target` must be .* got the class ClassScore: write ClassScore\("),
-    (lambda: window(fill=0.5), r"`fill` must be a fill such as ConstantFill\(0\.0\).*, got 0\.5"),
+    (lambda: window(fill="air"), r"`fill` must be one of .*'mean'.*, or a number such as 0 .*, got 'air'"),
+    (lambda: inferer().replace(fill=0.5), r"`fill` must be a fill such as ConstantFill\(0\.0\).*, got 0\.5"),
+    (
+        lambda: window("lesion"),
+        r"`classes` must be .*'predicted' or 'all', got 'lesion'. .* write the number, such as 1",
+    ),
     (lambda: window(estimator="rise"), r"`estimator` must be an estimator such as .*, got 'rise'"),
     (lambda: window(inferer="sliding"), r"`inferer` must be a MONAI inferer .*, got 'sliding'"),
     (lambda: inferer(masks=ms.masks.RISEMasks), r"`masks` must be .* class RISEMasks: write RISEMasks\("),

@@ -73,10 +73,14 @@ def test_a_target_is_a_class_several_or_what_is_predicted() -> None:
     ends_in_softmax = nn.Sequential(NETWORK, nn.Softmax(1))
     expected = maps(target=ms.ClassScore("predicted", "softmax"))
     assert_close(ms.explain(ends_in_softmax, IMAGES, method="rise", num_masks=20, grid_size=2), expected)
-    with pytest.raises(
-        ValueError, match=r"may hold probabilities or logits.* target=ms\.AutoTarget\(activation='none'\)"
-    ):
-        ms.explain(nn.Sequential(NETWORK, nn.Sigmoid()), IMAGES)
+    ends_in_sigmoid = nn.Sequential(NETWORK, nn.Sigmoid())
+    with pytest.raises(ValueError, match=r"may hold probabilities or logits: give activation='none' "):
+        ms.explain(ends_in_sigmoid, IMAGES)
+    assert ms.explain(ends_in_sigmoid, IMAGES, activation="none", num_masks=8).shape == (
+        len(IMAGES),
+        1,
+        *IMAGES.shape[2:],
+    )
 
 
 def test_what_is_known_of_the_images() -> None:
@@ -118,7 +122,11 @@ def test_objects_print_what_they_are() -> None:
     [
         (nn.Conv3d(1, 2, 3), torch.ones(1, 8, 8, 8), r"\(16, 8, 8, 8\), float32, on cpu.*a batch or a channel axis"),
         (nn.Conv2d(1, 2, 3), torch.ones(1, 2, 8, 8), r"its first convolution takes 1 channels: Given groups=1"),
-        (nn.Conv2d(1, 2, 3), torch.ones(1, 1, 8, 8).double(), r"its weights are float32: convert the images: "),
+        (
+            nn.Conv2d(1, 2, 3),
+            torch.ones(1, 1, 8, 8).double(),
+            r"its weights are float32: convert the images by images.to\(torch.float32\): ",
+        ),
         (nn.Linear(3, 2), torch.ones(1, 1, 8, 8), r"float32, on cpu; it needs \(B, C, \*spatial\): mat1"),
     ],
 )

@@ -11,7 +11,7 @@ from monai.data import MetaTensor, decollate_batch, list_data_collate
 from monai.engines import IterationEvents
 from monai.networks import eval_mode
 
-from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
+from monai_saliency.errors import CaseError, OutputError, SettingError, as_case_error, root_cause
 from monai_saliency.inferers.forward import evaluating
 from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.monai_private import IterationEvaluator, tensor_version, tree_leaves
@@ -70,7 +70,7 @@ class CohortEvaluator(IterationEvaluator):
             return super().iterate(engine, batchdata)
         except Exception as error:
             cause = root_cause(error)
-            if isinstance(cause, OutputError) or not names:
+            if isinstance(cause, (OutputError, SettingError)) or not names:
                 raise
             if self.failures is None or self._predicted:
                 # A `CaseError` names the case of the batch that failed.

@@ -68,6 +68,8 @@ def run(
     remove_stale(handler.failures.path.parent)  # of killed runs
     if handler.store is not None:
         remove_stale(handler.store.root)
+    # What it says of an error, the last line says too.
+    evaluator.logger.addFilter(lambda record: "is terminating due to exception" not in record.getMessage())
     with stoppable(), tracker or nullcontext(), trace(profile) if profile else nullcontext():
         if engine is None:
             start()

@@ -87,7 +87,8 @@ def fill_in_unit(
     if isinstance(fill, str) and fill.startswith(_DONOR):
         fill = DonorFill(fill.removeprefix(_DONOR), transform, key)
     elif isinstance(fill, str):
-        fill = check_option(id, fill, {**_WORDS, f"{_DONOR}<file>": None})()
+        numbers = f", or a number such as 0 (or -1000 in the scan's HU, with `{id}_unit` scan)"
+        fill = check_option(id, fill, {**_WORDS, f"{_DONOR}<file>": None}, numbers)()
     if isinstance(fill, CaseFill) or callable(fill):
         if unit == "scan":
             raise ValueError(f"`{id}_unit` scan needs a `{id}` that is a number, got a {type(fill).__name__}")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import SettingError
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.named import AutoFill
 from monai_saliency.inferers.explanation import FILL_LEAVES, share_left
@@ -79,10 +80,12 @@ def choose_fill(
     best = next(name for name, error in zip(candidates, errors, strict=True) if error <= limit)
 
     line = f"fill: {best} (chosen by auto on {len(tried)} case{'s' * (len(tried) != 1)})."
+    if not tried:
+        line = f"fill: {best} (auto could try none of the first cases, which could not be read or explained)."
     if counts.any():
         words = [_in_words(name, error) for name, error in zip(candidates, errors.tolist(), strict=True)]
         line += f" Error of each candidate: {', '.join(words)}."
-    if errors.min() >= 1:  # infinite where no score counts
+    if tried and errors.min() >= 1:  # infinite where no score counts
         line += " No candidate hides these scores well: expected for an absence, such as a healthy scan"
     logger.info(line)
     if inferer.progress:
@@ -101,6 +104,8 @@ def _first_tried(inferer: PerturbationInferer, network: Any, cases: Iterable[tup
     for inputs, case in cases:
         try:
             tried.append(_tried(inferer, network, inputs, case))
+        except SettingError:
+            raise
         except Exception as error:
             logger.info("case %s is left out in the choice of the fill: %s", case.name, error)
         if len(tried) == _CASES:

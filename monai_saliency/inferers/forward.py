@@ -150,7 +150,7 @@ def _given_to(network: Any, batch: torch.Tensor) -> str:
     if weight is not None and weight.device != batch.device:
         return f"{words}, and its weights are on {weight.device}: move the images there"
     if weight is not None and weight.dtype != batch.dtype:
-        return f"{words}, and its weights are {str(weight.dtype)[6:]}: convert the images"
+        return f"{words}, and its weights are {str(weight.dtype)[6:]}: convert the images by images.to({weight.dtype})"
     if first is not None and first.weight.ndim != batch.ndim:
         return f"{words}, and it takes {first.weight.ndim - 2} spatial axes: is a batch or a channel axis missing?"
     if first is not None and first.in_channels != batch.shape[1]:

@@ -96,7 +96,7 @@ class Progress:
             self._said = now
             seconds = (total - self.forwards) * (now - self._first) / (self.forwards - self._warm)
             left = timedelta(seconds=max(1, round(seconds)))
-            self.say(f"{self._words}: {self.forwards} of about {total} forwards, about {left} left")
+            self.say(f"scoring {self._words}: {self.forwards} of about {total} forwards, about {left} left")
 
     def _open(self, total: int) -> None:
         # Several bars of workers would write over each other.

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
+from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
@@ -19,25 +20,32 @@ __all__ = ["TargetLike", "as_target", "method"]
 
 #: a target, a class, several classes, or None for what the network predicts; inside of a method it is a target
 TargetLike: TypeAlias = Any
+#: settings of the automatic target, which a method takes in its place
+_OF_TARGET = ("activation", "scale", "against")
 F = TypeVar("F", bound=Callable[..., PerturbationInferer])
 
 
-def as_target(target: TargetLike) -> Target:
-    """A target as it is; of a class, of several, or of nothing the one that the network's output asks for."""
+def as_target(target: TargetLike, **settings: Any) -> Target:
+    """A target as it is; of a class, of several, or of nothing the one that the network's output asks for, with
+    settings of :class:`AutoTarget`.
+    """
     if target is None:
-        return AutoTarget()
+        return AutoTarget(**settings)
     if isinstance(target, torch.Tensor) and target.ndim == 0:  # such as logits[0].argmax()
         target = target.item()
     if isinstance(target, (int, np.integer)):
         target = [target]
-    if isinstance(target, (list, tuple)) and target:
-        return AutoTarget(classes=target)
+    if isinstance(target, (list, tuple, str)) and target:
+        return AutoTarget(classes=target, **settings)
+    if settings:
+        raise TypeError(f"give {', '.join(settings)} to the target itself, such as ClassScore(1, 'softmax')")
     return target
 
 
 def method(function: F) -> F:
-    """Make a function a method: its ``target`` may be left out, or be a class; a setting that it does not have is
-    refused by the nearest one that it has, and its signature shows the arguments that all methods share by name.
+    """Make a function a method: its ``target`` may be left out, or be a class, with the settings of an automatic one;
+    its ``fill`` may be a number or a name; a setting that it does not have is refused by the nearest one that it has,
+    and its signature shows the arguments that all methods share by name.
     """
     own = inspect.signature(function)
     parameters = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
@@ -48,8 +56,11 @@ def method(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, target: TargetLike = None, **given: Any) -> PerturbationInferer:
+        of_target = {name: given.pop(name) for name in _OF_TARGET if name in given}
         refuse_unknown(function.__name__, given, signature.parameters)
-        return function(*args, target=as_target(target), **given)
+        if given.get("fill") is not None:
+            given["fill"] = fill_in_unit(given["fill"])
+        return function(*args, target=as_target(target, **of_target), **given)
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]

@@ -28,11 +28,13 @@ def explain(
     Args:
         network: any callable on such images.
         images: a tensor or NumPy array ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
-        target: which number of the output is explained: a target, a class, or a list of classes; by default what the
-            network predicts (:class:`~monai_saliency.targets.auto.AutoTarget`).
+        target: which number of the output is explained: a target, a class, a list of classes, or ``"all"``; by default
+            what the network predicts (:class:`~monai_saliency.targets.auto.AutoTarget`). Its settings ``activation``,
+            ``scale`` and ``against`` may be given here, too.
         method: a function such as ``ms.rise``, its name, or the dotted path of your own function.
-        settings: of the method, such as ``num_masks`` and ``fill``; and ``labels``, ``spacing``, ``names`` and
-            ``cases``, as for :meth:`~monai_saliency.PerturbationInferer.explain`.
+        settings: of the method, such as ``num_masks`` and ``fill`` (a fill, a number, or a name such as ``"mean"``);
+            and ``labels``, ``spacing``, ``names`` and ``cases``, as for
+            :meth:`~monai_saliency.PerturbationInferer.explain`.
 
     Returns:
         ``(B, K, *spatial)``: K maps for each image, one for each explained score, in the score's unit.

@@ -204,8 +204,7 @@ class AutoTarget(Target):
             raise ValueError(
                 f"the network's output {shape(values)}, in [{float(values.min()):.3g}, {float(values.max()):.3g}], may "
                 "hold probabilities or logits: give activation='none' (--saliency_activation none) if the network ends "
-                f"in a softmax or sigmoid, or activation={found!r} if it returns logits; in Python "
-                f"target=ms.AutoTarget(activation='none') or target=ms.AutoTarget(activation={found!r})"
+                f"in a softmax or sigmoid, or activation={found!r} if it returns logits"
             )
         return found, f"logits, of which a {found} makes probabilities"
 
@@ -299,7 +298,7 @@ class _BoundChoice(BoundTarget):
             self.if_nan = (
                 f"the network's output of the unperturbed image was read as {_PROBABILITIES}, and another image's is "
                 "not: give activation='softmax' if the network returns logits, or activation='none' to explain its own "
-                "numbers (--saliency_activation; in Python target=ms.AutoTarget(activation=...))"
+                "numbers (--saliency_activation)"
             )
 
     def __call__(self, output: Any) -> torch.Tensor:

@@ -121,7 +121,8 @@ def indices_or_word(name: str, value: Any, words: Sequence[str]) -> list[int] | 
     if not isinstance(value, str):
         return indices(name, value, listed)
     if value not in words:
-        raise ValueError(f"`{name}` must be a list of indices or {listed}, got {value!r}")
+        numbers = "" if value.lower() in words else ". Its names are not known here: write the number, such as 1"
+        raise ValueError(f"`{name}` must be a list of indices or {listed}, got {value!r}{numbers}")
     return value
 
 

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import nibabel as nib
 import numpy as np
+import torch
 
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import check_option, require
@@ -19,6 +20,8 @@ from monai_saliency.visualize.legend import Legend, colour_map, focus_voxel, gra
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: an array or a tensor
+Array: TypeAlias = Any
 PICTURE_FORMATS = ("png", "svg")
 _DPI = 100  # of a PNG file
 # Settings of matplotlib are of all threads.
@@ -62,15 +65,15 @@ class _Row:
 
 
 def plot_saliency(
-    scan: np.ndarray,
-    maps: np.ndarray,
-    affine: np.ndarray,
+    scan: Array,
+    maps: Array,
+    affine: Array | None = None,
     title: str = "",
     labels: Sequence[str] | None = None,
     *,
     scale: float | None = None,
-    standard_error: np.ndarray | None = None,
-    label: np.ndarray | None = None,
+    standard_error: Array | None = None,
+    label: Array | None = None,
     legends: Sequence[Legend] | None = None,
 ) -> Figure:
     """Draw maps over their scan: one row per map, with the three planes through the map's peak and a colour bar. Where
@@ -85,9 +88,10 @@ def plot_saliency(
     gives the reason.
 
     Args:
-        scan: ``(*spatial)``, 2D or 3D.
+        scan: ``(*spatial)``, 2D or 3D, or ``(C, *spatial)``, of which the mean of the channels is shown.
         maps: ``(K, *spatial)`` on the scan's grid.
-        affine: ``(4, 4)``, from voxels to scanner mm.
+        affine: ``(4, 4)``, from voxels to scanner mm; without one the first axis of a 2D scan runs down, as in a tensor
+            of a photograph, and voxels of a 3D scan are cubes.
         title: the picture's title.
         labels: the label of each map's colour bar, K strings; by default ``"saliency (change of the score)"``.
         scale: the largest absolute value of the colour bars, in the maps' unit; by default the largest of all maps.
@@ -101,7 +105,7 @@ def plot_saliency(
 
     Raises:
         OptionalImportError: when matplotlib is not installed.
-        ValueError: when ``scale`` is not a number above 0, or an array has another shape.
+        ValueError: when ``scale`` is not a number above 0, or ``scan`` or ``maps`` has another shape.
 
     Example::
 
@@ -109,6 +113,18 @@ def plot_saliency(
         >>> len(figure.axes)  # 2 rows of 3 planes, and 2 colour bars
         8
     """
+    scan, maps, standard_error, label = map(_array, (scan, maps, standard_error, label))
+    if scan.ndim == maps.ndim:
+        scan = scan.mean(axis=0)
+    if scan.ndim not in (2, 3) or maps.shape[1:] != scan.shape:
+        raise ValueError(
+            f"`maps` must have shape (K, *spatial) and `scan` (*spatial) or (C, *spatial), 2D or 3D, of one case, got "
+            f"{maps.shape} and {scan.shape}: of a batch give maps[0] and images[0]"
+        )
+    if affine is None and scan.ndim == 2:  # (rows, columns)
+        scan, maps, standard_error, label = map(_transposed, (scan, maps, standard_error, label))
+        affine = np.diag([1, -1, 1, 1])
+    affine = np.eye(4) if affine is None else _array(affine)
     # A bare Figure needs no pyplot, whose state is shared between threads and needs closing.
     figure_type = require("matplotlib.figure", extra="bundle").Figure
     rows = []
@@ -133,6 +149,16 @@ def plot_saliency(
         lines = [words, *row.legend.small_print(row.has_error, has_label)]
         bar.set_label(_wrapped(lines, 54), fontsize=8, parse_math=False)
     return figure
+
+
+def _array(values: Any) -> Any:
+    """A tensor as an array; arrays and None as they are."""
+    return values.numpy(force=True) if isinstance(values, torch.Tensor) else values
+
+
+def _transposed(values: Any) -> Any:
+    """Arrays ``(..., rows, columns)`` as ``(..., columns, rows)``."""
+    return None if values is None else values.swapaxes(-1, -2)
 
 
 def _row(

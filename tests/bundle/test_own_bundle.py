@@ -148,10 +148,10 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
         ({"method": "rize"}, r"^`method` must be one of .*, got 'rize': did you mean `rise`\?"),
         ({"activation": "Sigmoid"}, r"^`activation` must be one of .*, got 'Sigmoid': did you mean `sigmoid`\?"),
         ({"fill": "blurr"}, r"^`fill` must be one of .*, got 'blurr': did you mean `blur`\?"),
-        ({"classes": [7]}, "case a: class 7 is out of range: the network gives 2 classes"),
+        ({"classes": [7]}, "^class 7 is out of range: the network gives 2 classes"),
         ({"checkpoint": "none.pt"}, "checkpoint none.pt does not exist"),
         ({"network_def": DENSENET | {"out_channels": 5}}, "does not fit the network DenseNet"),
-        ({"network_def": UNET, "checkpoint": ""}, "case a: ClassScore reads one row of class scores.* use RegionScore"),
+        ({"network_def": UNET, "checkpoint": ""}, "^ClassScore reads one row of class scores.* use RegionScore"),
         ({"network_def": DENSENET | {"in_channels": 3}, "checkpoint": ""}, "case a: .*channels"),
     ],
 )

@@ -68,7 +68,8 @@ def test_words_for_fills() -> None:
     for word, fill in {"mean": MeanFill(), "blur": BlurFill()}.items():
         assert_same_bits(fill_in_unit(word)(images), fill(images))
     with pytest.raises(
-        ValueError, match=r"`saliency_fill` must be one of \['auto', 'blur', .*, 'inpaint', 'mean', 'mirror'\], got 'b'"
+        ValueError,
+        match=r"`saliency_fill` must be one of \['auto', 'blur', .*, 'mean', 'mirror'\], or a number .*, got 'b'",
     ):
         fill_in_unit("b", id="saliency_fill")
     with pytest.raises(ValueError, match="`fill_unit` scan needs a `fill` that is a number, got a MeanFill"):

@@ -16,8 +16,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import monai_saliency as ms
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
+from monai_saliency.errors import CaseError, SettingError
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.fills.simple import BlurFill, ConstantFill
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -331,7 +332,7 @@ class TestErrors:
             rise(4, 2, target=LOGIT)(images(1, 1, 9, 8), network)
 
     def test_dictionary_output(self) -> None:
-        with pytest.raises(CaseError, match=r"case image 0 of the batch: ClassScore reads a tensor, .* a dict"):
+        with pytest.raises(SettingError, match=r"ClassScore reads a tensor, .* a dict"):
             rise(4, 2, target=LOGIT)(images(1, 1, 9, 8), lambda x: {"logits": x})
 
     def test_integer_images(self) -> None:
@@ -401,3 +402,20 @@ def test_settings_never_change() -> None:
     assert changed.masks is explain.masks
     with pytest.raises(TypeError, match="nothing"):
         explain.replace(nothing=1)
+
+
+def test_what_a_user_would_type() -> None:
+    """Fills by name or number, settings of the automatic target, and its words, in one call as in the bundle."""
+    layers = nn.Conv2d(1, 3, 3), nn.AdaptiveMaxPool2d(1), nn.Flatten()
+    network = nn.Sequential(*layers, nn.Linear(3, 3, bias=False), nn.LayerNorm(3)).double()
+    image = torch.rand(1, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def maps(**settings: Any) -> list[Any]:
+        return ms.explain(network, image, num_masks=8, **settings).tolist()
+
+    assert maps(fill="mean") == maps(fill=ms.MeanFill()) != maps(fill=0.5) == maps(fill=ConstantFill(0.5))
+    target = ms.AutoTarget(classes=[1], activation="sigmoid", scale="probability", against=2)
+    assert maps(target=1, activation="sigmoid", scale="probability", against=2) == maps(target=target)
+    assert maps(target="all") == maps(target=[0, 1, 2]) == maps(target=ClassScore("all", "softmax"))
+    with pytest.raises(TypeError, match=r"give activation to the target itself, such as ClassScore\("):
+        maps(target=LOGIT, activation="sigmoid")

@@ -271,13 +271,13 @@ def test_lines_without_a_terminal(clock: Clock, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.splitlines() == [
         "10 cases, up to 101 forwards each: up to 1010 in all",
         # 1005 forwards are left after 4 in a second.
-        "case 1 of 10, a: 5 of about 1010 forwards, about 0:04:11 left",
+        "scoring case 1 of 10, a: 5 of about 1010 forwards, about 0:04:11 left",
     ]
     shown.end(1)
     shown.begin(Plan(41), cases("b"), 0)
     clock.now = 62.0
     shown.advance(9)  # 41 forwards a case: 410 in all, 49 of 50 since the first in 61 s
-    assert capsys.readouterr().err == "case 2 of 10, b: 50 of about 410 forwards, about 0:07:28 left\n"
+    assert capsys.readouterr().err == "scoring case 2 of 10, b: 50 of about 410 forwards, about 0:07:28 left\n"
 
 
 @pytest.mark.parametrize(

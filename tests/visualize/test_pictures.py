@@ -1,3 +1,4 @@
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from matplotlib.contour import ContourSet
 
 import monai_saliency as ms
 from monai_saliency.visualize.legend import CHANCE, COLD, WARM, Legend, blended, is_noise
-from monai_saliency.visualize.pictures import plot_saliency
+from monai_saliency.visualize.pictures import plot_saliency, save_picture
 
 #: the scan's axes are superior, right, posterior
 PERMUTED = np.array([[0.0, 2, 0, 1], [0, 0, -1, 2], [3, 0, 0, 3], [0, 0, 0, 1]])
@@ -301,3 +302,24 @@ def test_the_sign_survives_deuteranopia_and_grey_print() -> None:
     assert warm.min() > cold.max() + 8
     (warm, _), (cold, _) = (lightness_and_yellow(strengths(colours)) for colours in (WARM, COLD[::-1]))
     assert warm.min() > cold.max() + 8
+
+
+def test_tensors_channels_and_no_affine() -> None:
+    """A picture of rows and columns, of one channel or three, as it is seen; a batch is refused by what to write."""
+    image, saliency = torch.zeros(3, 8, 6), torch.zeros(1, 8, 6)
+    saliency[0, 1, 4] = 1  # near the top, on the right
+    figure = plot_saliency(image, saliency)
+    assert figure.axes[0].get_title() == "peak at pixel (4, 1)"
+    assert pixels_of(figure) == pixels_of(
+        plot_saliency(image[0].T.numpy(), saliency.mT.numpy(), np.diag([1, -1, 1, 1]))
+    )
+    deep = torch.rand(1, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    assert pixels_of(plot_saliency(deep, deep)) == pixels_of(plot_saliency(deep[0].numpy(), deep.numpy(), np.eye(4)))
+    with pytest.raises(ValueError, match=r"of a batch give maps\[0\] and images\[0\]"):
+        plot_saliency(image[None], saliency[None])
+
+
+def pixels_of(figure: Any) -> bytes:
+    file = io.BytesIO()
+    save_picture(figure, file)
+    return file.getvalue()
