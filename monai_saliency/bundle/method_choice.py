@@ -35,7 +35,9 @@ class MethodChoice:
     The folder gets ``methods.csv`` with a row for each method and control, the page ``report/methods.html``,
     ``methods_cases.csv`` with the figures of each case, from which a stopped comparison goes on, the scores in
     ``methods_scores``, and in ``method.json`` the method to take: the best one, or the default where none is
-    recommended, which is no reason to have no maps at all.
+    recommended, which is no reason to have no maps at all. A comparison that was killed runs again what was under way
+    (a batch; all of a gradient method, of which no score is kept), and of each scan a first batch, to tell that the
+    scores on disk are of this network.
 
     Args:
         folder: of what is written.

@@ -14,6 +14,7 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import SettingError
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.named import AutoFill
+from monai_saliency.inferers.cohort_explainer import Keeper
 from monai_saliency.inferers.explanation import FILL_LEAVES, share_left
 from monai_saliency.inferers.forward import evaluating
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -34,7 +35,10 @@ _HALVES, _CELLS = 2, 7
 
 
 def choose_fill(
-    inferer: PerturbationInferer, network: Callable[..., Any], cases: Iterable[tuple[Any, Case]]
+    inferer: PerturbationInferer,
+    network: Callable[..., Any],
+    cases: Iterable[tuple[Any, Case]],
+    keeper: Keeper | None = None,
 ) -> PerturbationInferer:
     """Choose the fill of a cohort: the candidate under which the effects of two halves of a scan add up best.
 
@@ -53,6 +57,7 @@ def choose_fill(
         inferer: explains the cohort, with an :class:`~monai_saliency.fills.AutoFill`.
         network: the network.
         cases: inputs of one image ``(1, C, *spatial)``, each with its case, in the order of the cohort.
+        keeper: finds scores on disk, which are not computed again; by default none are kept.
 
     Returns:
         the inferer with the fill that was chosen. An inferer with another fill is returned unchanged.
@@ -71,7 +76,7 @@ def choose_fill(
     if not isinstance(inferer.fill, AutoFill):
         return inferer
     candidates = inferer.fill.candidates
-    tried = _first_tried(inferer, network, cases)
+    tried = _first_tried(inferer, network, cases, keeper or Keeper())
     left, missed = torch.cat(tried or [torch.ones(2, len(candidates), 1)], dim=2)
     counts = left.amin(dim=0) <= FILL_LEAVES
     errors = missed[:, counts].mean(dim=1).nan_to_num(torch.inf, torch.inf)
@@ -98,12 +103,14 @@ def _in_words(name: str, error: float) -> str:
     return f"{name} {error:.0%}" if error < torch.inf else f"{name} leaves the score"
 
 
-def _first_tried(inferer: PerturbationInferer, network: Any, cases: Iterable[tuple[Any, Case]]) -> list[torch.Tensor]:
+def _first_tried(
+    inferer: PerturbationInferer, network: Any, cases: Iterable[tuple[Any, Case]], keeper: Keeper
+) -> list[torch.Tensor]:
     """What :func:`_tried` gives for the first cases; those that cannot be explained are left out."""
     tried: list[torch.Tensor] = []
     for inputs, case in cases:
         try:
-            tried.append(_tried(inferer, network, inputs, case))
+            tried.append(_tried(inferer, network, inputs, case, keeper))
         except SettingError:
             raise
         except Exception as error:
@@ -113,7 +120,7 @@ def _first_tried(inferer: PerturbationInferer, network: Any, cases: Iterable[tup
     return tried
 
 
-def _tried(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case) -> torch.Tensor:
+def _tried(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case, keeper: Keeper) -> torch.Tensor:
     """For each candidate and each of the K scores of a case ``(2, candidates, K)``: the share that is left with all
     hidden, and the share of this effect that two halves miss when they are hidden apart.
     """
@@ -130,12 +137,22 @@ def _tried(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case) 
         bound = inferer.target.bind(unperturbed, case)
         before = bound(unperturbed)[0].clone()
         masks = RISEMasks(_HALVES, _CELLS).bind(case.image)
-        of_fills = []
-        for candidate in auto.candidates.values():
-            fill = candidate.bind(case) if isinstance(candidate, CaseFill) else candidate
-            halved = [bound(output(image))[0].clone() for image in _halved(case.image, fill, masks)]
-            of_fills.append(torch.stack(halved))
-        scores = torch.stack(of_fills)
+        kept = keeper(inferer, network, [case]) or []
+        for stored in kept:
+            stored.resume(before, repr(masks.key), bound.vouch)
+        known = [scores for stored in kept for _, _, scores in stored.ranges()]
+        if known:
+            scores = torch.from_numpy(known[0])
+        else:
+            halved = []
+            for candidate in auto.candidates.values():
+                fill = candidate.bind(case) if isinstance(candidate, CaseFill) else candidate
+                halved += [bound(output(image))[0].clone() for image in _halved(case.image, fill, masks)]
+            scores = torch.stack(halved)
+            for stored in kept:
+                stored.add(0, len(scores), scores)
+                stored.flush()
+    scores = scores.unflatten(0, (len(auto.candidates), -1)).to(before)
     changes = (before - scores).double().cpu()
     hidden, halves = changes[:, :1], changes[:, 1::2] + changes[:, 2::2]
     left = share_left(bound, before, scores[:, 0], changes.abs().amax(dim=(0, 1)))

@@ -13,6 +13,7 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.cohort_explainer import Keeper
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.order import OrderMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
@@ -47,22 +48,17 @@ class Scan:
 
 @dataclass(frozen=True)
 class Truth:
-    """The scans that maps are compared on, and in words what is the truth there. ``kind`` is ``"labels"``,
-    ``"planted"``, or ``"none"`` for scans without a truth.
-    """
+    """In words what is the truth, and the scans that maps are compared on; without a truth these have no label."""
 
-    kind: str
     words: str
     scans: Sequence[Scan]
 
 
-def find_truth(
-    inferer: PerturbationInferer, network: Callable[..., Any], scans: Sequence[Scan], keeper: Keeper
-) -> Truth:
+def find_truth(hiding: Hiding, scans: Sequence[Scan], say: Callable[[str], None]) -> Truth:
     """The labels where the network uses them in at least three cases; else what was planted, where it is found in as
-    many; else nothing.
+    many; else nothing. Scans that are refused are left out, with a line.
     """
-    hiding = _Hiding(inferer.replace(progress=False, sharing=None), network, keeper)
+    scans = hiding.explained(scans, say)
     labelled = [scan for scan in scans if scan.label is not None and bool(scan.label.any())]
     used = [scan for scan in labelled if hiding.used(scan) is not None]
     unused = len(labelled) - len(used)
@@ -70,22 +66,18 @@ def find_truth(
     if unused:
         words += f". In {unused} of {len(labelled)} cases the network does not need the label: look for a shortcut"
     if len(used) >= LEAST:
-        return Truth("labels", words, used)
+        return Truth(words, used)
     planted = hiding.planted(scans)
     why = f"not {words}. Instead " if labelled else "no label is given: "
     if len(planted) >= LEAST:
         what = f"places that matter, moved into another scan, in {len(planted)} cases"
-        return Truth("planted", why + what, planted)
-    nothing = (
-        "nothing: no place that matters could be moved into another scan, so deletion, insertion and the agreement "
-    )
-    unknown = [replace(scan, label=None) for scan in scans]
-    return Truth(
-        "none", f"{why}{nothing}of seeds are all there is, and these cannot tell fine maps from coarse ones", unknown
-    )
+        return Truth(why + what, planted)
+    what = "nothing: no place that matters could be moved into another scan, so deletion, insertion and the agreement "
+    what += "of seeds are all there is, and these cannot tell fine maps from coarse ones"
+    return Truth(why + what, [replace(scan, label=None) for scan in scans])
 
 
-class _Hiding:
+class Hiding:
     """Scores scans with parts of them hidden."""
 
     def __init__(self, inferer: PerturbationInferer, network: Callable[..., Any], keeper: Keeper) -> None:
@@ -95,6 +87,32 @@ class _Hiding:
         """The scores while the highest voxels of ``order``, of the scan's spatial shape, are hidden or kept."""
         probe = Deletion(scan.asked(self.inferer), self.network, keeper=self.keeper)
         return probe.score(OneMap(order, 0, 1, scan.image, scan.case), OrderMasks(order, steps, keep))
+
+    def windows(self, scan: Scan, edge: Sequence[int]) -> Explanation:
+        """A scan, explained by windows that do not overlap."""
+        inferer = self.inferer.replace(masks=SlidingWindowMasks(edge, edge), estimator=OcclusionScoring())
+        stored = self.keeper(inferer, self.network, [replace(scan.case, image=scan.image)])
+        (found,) = inferer.explain(scan.image[None], self.network, cases=[scan.case], stored=stored)
+        if len(found.saliency) > 1:
+            raise ValueError(
+                f"methods are compared by one score a case, and the target explains {len(found.saliency)} "
+                f"({', '.join(map(str, found.target.labels))}): give one class"
+            )
+        return found
+
+    def explained(self, scans: Sequence[Scan], say: Callable[[str], None]) -> list[Scan]:
+        """The scans without those that are refused, such as one with NaN."""
+        explained = []
+        for scan in scans:
+            try:
+                self.windows(scan, scan.image.shape[1:])
+            except CaseError as error:
+                say(f"left out: {error}")
+            else:
+                explained.append(scan)
+        if len(explained) < LEAST:
+            raise ValueError(f"methods are compared on at least {LEAST} cases, and {len(explained)} can be explained")
+        return explained
 
     def used(self, scan: Scan) -> float | None:
         """The score of a scan whose label is used: hiding it alone takes at least half of what hiding everything takes,
@@ -112,15 +130,7 @@ class _Hiding:
         the question that it answers, and the scan's score; None where that is a large part of the scan.
         """
         spatial = scan.image.shape[1:]
-        edge = [math.ceil(size / _TILES) for size in spatial]
-        tiles = self.inferer.replace(masks=SlidingWindowMasks(edge, edge), estimator=OcclusionScoring())
-        stored = self.keeper(tiles, self.network, [replace(scan.case, image=scan.image)])
-        (found,) = tiles.explain(scan.image[None], self.network, cases=[scan.case], stored=stored)
-        if len(found.saliency) > 1:
-            raise ValueError(
-                f"methods are compared by one score a case, and the target explains {len(found.saliency)} "
-                f"({', '.join(map(str, found.target.labels))}): give one class"
-            )
+        found = self.windows(scan, [math.ceil(size / _TILES) for size in spatial])
         drops = found.saliency[0]
         levels = drops.unique()
         order = drops.clamp(min=levels[-_HIGHEST:][0])
@@ -138,10 +148,7 @@ class _Hiding:
         """
         planted = []
         for source in scans:
-            try:
-                place = self.place(source)
-            except CaseError:  # it cannot be explained
-                continue
+            place = self.place(source)
             if place is not None:
                 planted += self._planted(source, *place, scans)
         planted.sort(key=lambda each: -each[0])

@@ -12,18 +12,15 @@ import numpy as np
 import torch
 
 from monai_saliency.cases import cases_of
-from monai_saliency.errors import CaseError
-from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.inferers.cohort_explainer import Keeper
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.methods.arguments import TargetLike
 from monai_saliency.methods.settings import find_method
 from monai_saliency.metrics.control_maps import controls
 from monai_saliency.metrics.map_figures import MapFigures, Trusted
-from monai_saliency.metrics.truth import LEAST, Scan, Truth, find_truth
+from monai_saliency.metrics.truth import LEAST, Hiding, Scan, Truth, find_truth
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import CaseTable
@@ -47,6 +44,8 @@ COLUMNS = ("case", "method", "mark", *FIGURES, "problem")
 # Another seed and random weights cost as much as the map, so they are measured on the first cases alone.
 _FIGURES, _COSTLY_FIGURES = ("insertion", "deletion", "the label"), ("another seed", "the randomised network")
 _COSTLY = 3
+# Perturbed images of each insertion and deletion curve.
+_STEPS = 20
 
 Row = dict[str, Any]
 
@@ -209,7 +208,6 @@ class Comparison:
         network_id: names the network there.
         table: keeps the figures of each case and method; None keeps none.
         say: is given a line after each case, with the remaining time.
-        steps: perturbed images of each insertion and deletion curve.
         show: is given the maps ``(*spatial)`` of the first three cases, each with its scan and the words of its method.
     """
 
@@ -222,21 +220,21 @@ class Comparison:
         network_id: str | None = None,
         table: CaseTable | None = None,
         say: Callable[[str], None] = lambda line: None,
-        steps: int = 20,
         show: Callable[[Scan, str, torch.Tensor], None] = lambda scan, name, saliency: None,
     ) -> None:
         self.show = show
         self.inferers, self.network, self.settings = dict(inferers), network, settings
-        self.store, self.network_id, self.table, self.say, self.steps = store, network_id, table, say, steps
+        self.store, self.network_id, self.table, self.say = store, network_id, table, say
         self.keeper = Keeper(store, network_id)
 
     def run(self, scans: Sequence[Scan]) -> MethodComparison:
         """Find the truth, measure all methods and controls, and decide."""
         first = next(iter(self.inferers.values()))
-        fill = choose_fill(first, self.network, [(scan.image[None], scan.case) for scan in scans]).fill
-        self.inferers = {name: inferer.replace(fill=fill, sharing=None) for name, inferer in self.inferers.items()}
-        scans = self._that_can_be_explained(first.replace(fill=fill), scans)
-        truth = find_truth(first.replace(fill=fill), self.network, scans, self.keeper)
+        first = choose_fill(first, self.network, [(scan.image[None], scan.case) for scan in scans], self.keeper)
+        for name, inferer in self.inferers.items():
+            self.inferers[name] = inferer.replace(fill=first.fill, sharing=None)
+        hiding = Hiding(first.replace(progress=False, sharing=None), self.network, self.keeper)
+        truth = find_truth(hiding, scans, self.say)
         self.say(f"the truth: {truth.words}")
         is_module = isinstance(self.network, torch.nn.Module) and any(True for _ in self.network.parameters())
         rows: list[Row] = []
@@ -249,68 +247,53 @@ class Comparison:
             self.say(f"{done}, about {left:.0f} s left")
         return self._decided(truth, rows)
 
-    def _that_can_be_explained(self, inferer: PerturbationInferer, scans: Sequence[Scan]) -> list[Scan]:
-        """The scans without those that are refused, such as one with NaN."""
-        explained = []
-        hiding_all = inferer.replace(estimator=OcclusionScoring(), progress=False, sharing=None)
-        for scan in scans:
-            masks = SlidingWindowMasks(scan.image.shape[1:])
-            try:
-                hiding_all.replace(masks=masks).explain(scan.image[None], self.network, cases=[scan.case])
-            except CaseError as error:
-                self.say(f"left out: {error}")
-            else:
-                explained.append(scan)
-        if len(explained) < LEAST:
-            raise ValueError(f"methods are compared on at least {LEAST} cases, and {len(explained)} can be explained")
-        return explained
-
     def _measured(self, scan: Scan, figures: Sequence[str]) -> list[Row]:
         """The rows of a scan, of each method and control: from the table if it has them, else measured."""
         label = None if scan.label is None else scan.label[None].float
         given = {}
         for name, inferer in self.inferers.items():
             asked, nothing = scan.asked(inferer).replace(progress=False), None
-            about = scan.image, scan.case, label, self.network_id, self.store
-            given[name] = Trusted(nothing, asked, self.network, *about)  # type: ignore[arg-type]
-        marks = [each.mark(self.steps) for each in given.values()]
+            scanned = scan.image, scan.case, label, self.network_id, self.store
+            given[name] = Trusted(nothing, asked, self.network, *scanned)  # type: ignore[arg-type]
+        marks = [each.mark(_STEPS) for each in given.values()]
         mark = fingerprint([marks, list(figures)])[:16] if all(marks) else ""
-        kept = self._kept(mark)
-        rows, last = [], None
+        about: Row = {"case": scan.case.name, "mark": mark}
+        by_name: dict[str, Row] = {name: {} for name in given} | self._kept(mark)
         for name, each in given.items():
-            if name in kept:
-                rows.append(kept[name])
+            if by_name[name]:
                 continue
             try:
                 with torch.no_grad():
-                    row, last = self._row(each, figures)
+                    measured, explained = self._row(each, figures)
             except Exception as error:
-                row = {"problem": " ".join(str(error).split())}
+                measured = {"problem": " ".join(str(error).split())}
             else:
+                if "control: random" not in by_name:
+                    for control, row in self._of_controls(scan, explained).items():
+                        by_name[control] = about | {"method": control} | row
                 if len(figures) > len(_FIGURES):
-                    self.show(scan, name, last.explanation.saliency[0])
-            rows.append({"method": name, **row})
-        known = [row for name, row in kept.items() if name.startswith("control: ")]
-        if last is None and not known:
-            raise ValueError(f"no method could explain {scan.case.name}: {rows[0]['problem']}")
-        rows += known or self._of_controls(scan, last)  # type: ignore[arg-type]
-        rows = [{"case": scan.case.name, "mark": mark, **row} for row in rows]
-        if self.table is not None:
-            self.table.add(rows)
-        return rows
+                    self.show(scan, name, explained.explanation.saliency[0])
+            by_name[name] = about | {"method": name} | measured
+            if self.table is not None:  # after each method, so that a stopped comparison runs none again
+                self.table.add([row for row in by_name.values() if row])
+        if all(row.get("problem") for row in by_name.values()):
+            raise ValueError(f"no method could explain {scan.case.name}: {next(iter(by_name.values()))['problem']}")
+        return list(by_name.values())
 
     def _kept(self, mark: str) -> dict[str, Row]:
         """The rows of a scan in the table, by method; a method with a problem is tried again, which may have passed."""
         rows = [] if self.table is None or not mark else self.table.read()
         return {row["method"]: _read(row) for row in rows if row["mark"] == mark and not row.get("problem")}
 
-    def _of_controls(self, scan: Scan, given: Trusted) -> list[Row]:
+    def _of_controls(self, scan: Scan, given: Trusted) -> dict[str, Row]:
         """The rows of the maps that know nothing of the network."""
-        rows = []
-        for name, saliency in _controls(scan.image[None], given.explanation.saliency[None]).items():
-            shown = replace(given.explanation, saliency=saliency[0])
-            figures = MapFigures(replace(given, explanation=shown), self.steps).rows("", _FIGURES)[0]
-            rows.append({"method": f"control: {name}", **_own_names(figures)})
+        rows = {}
+        known = controls(scan.image[None], given.explanation.saliency[None])
+        known["darkness"] = -known["intensity"]
+        for name in ("intensity", "edges", "random", "darkness"):
+            shown = replace(given.explanation, saliency=known[name][0])
+            figures = MapFigures(replace(given, explanation=shown), _STEPS).rows("", _FIGURES)[0]
+            rows[f"control: {name}"] = _own_names(figures)
         return rows
 
     def _row(self, given: Trusted, figures: Sequence[str]) -> tuple[Row, Trusted]:
@@ -327,7 +310,7 @@ class Comparison:
         row = {} if is_resumed else {"forwards": found.num_forwards / found.per_prediction, "seconds": seconds}
         if is_resumed and found.per_prediction == 1:  # the price of remembered patches is not kept
             row["forwards"] = len(found.ids) + 1
-        return row | _own_names(MapFigures(given, self.steps).rows("", figures)[0]), given
+        return row | _own_names(MapFigures(given, _STEPS).rows("", figures)[0]), given
 
     def _decided(self, truth: Truth, rows: Sequence[Row]) -> MethodComparison:
         """The means of all rows, and the method to take."""
@@ -337,7 +320,7 @@ class Comparison:
             by_method[row["method"]].append(row)
         summary = [{"method": name, **_means(of), "problem": problems.get(name, "")} for name, of in by_method.items()]
         best, verdict = None, "no method is recommended, since nothing tells which map is right"
-        if truth.kind != "none":
+        if truth.scans[0].label is not None:
             precision = {}
             for name in [name for name in by_method if name not in problems]:
                 precision[name] = np.array([row.get("auprc", 0.0) for row in by_method[name]])
@@ -349,21 +332,17 @@ def best_of(precision: Mapping[str, np.ndarray], forwards: Mapping[str, float]) 
     """The cheapest of the methods that are as good as the best one, and the verdict in words."""
     methods = [name for name in precision if not name.startswith("control: ")]
     highest = max(methods, key=lambda name: precision[name].mean())
-    ties = [name for name in precision if _mean_of(precision[highest] - precision[name])]
+    # Ties are behind the best by at most one standard error of the difference.
+    behind = {name: precision[highest] - values for name, values in precision.items()}
+    ties = [name for name, each in behind.items() if each.mean() <= each.std(ddof=1) / math.sqrt(len(each))]
     reached = max(set(ties).difference(methods), key=lambda name: precision[name].mean(), default="")
     if reached:
-        what = reached.removeprefix("control: ").replace("random", "a random map")
-        what = f"the scan's {what}" if what != "a random map" else what
+        what = "a random map" if reached == "control: random" else f"the scan's {reached.removeprefix('control: ')}"
         return None, f"none of these maps shows more than {what}: do not show them"
     best = min(ties, key=lambda name: forwards[name])
     others = [name for name in ties if name != best]
     tied = f", the cheapest of the ties with {', '.join(others)}" if others else ""
     return best, f"best: {best}{tied}"
-
-
-def _mean_of(behind: np.ndarray) -> bool:
-    """Whether a mean difference to the best is at most one standard error."""
-    return bool(behind.mean() <= behind.std(ddof=1) / math.sqrt(len(behind)))
 
 
 def _means(rows: Sequence[Row]) -> Row:
@@ -375,12 +354,6 @@ def _means(rows: Sequence[Row]) -> Row:
             means[name] = float(values.mean())
             means[f"{name}_error"] = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
     return means
-
-
-def _controls(images: torch.Tensor, maps: torch.Tensor) -> dict[str, torch.Tensor]:
-    known = controls(images, maps)
-    found = {name: known[name] for name in ("intensity", "edges", "random")}
-    return found | {"darkness": -known["intensity"]}
 
 
 def _read(row: Mapping[str, str]) -> Row:

@@ -1,17 +1,26 @@
 """Which method for a network: what is the truth, and what is recommended."""
 
+import hashlib
 import math
+import os
 import re
+import signal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.multiprocessing as mp
 from helpers.brightness import Brightness
+from helpers.files import rows_of
 
 import monai_saliency as ms
 from monai_saliency import metrics
+from monai_saliency.bundle.method_choice import MethodChoice
+from monai_saliency.fills import AutoFill
 from monai_saliency.inferers.cohort_explainer import Keeper
-from monai_saliency.metrics.truth import Scan, find_truth
+from monai_saliency.metrics.truth import Hiding, Scan, find_truth
 from monai_saliency.storage.score_store import ScoreStore
 
 FEW = ["rise", {"method": "sliding_window", "window_size": 6}, "integrated_gradients"]
@@ -101,8 +110,7 @@ def test_without_labels_evidence_is_planted() -> None:
     images, _ = scans(marker=True)
     inferer = ms.rise(target=ms.ClassScore([0], "none"))
     given = [Scan(image, ms.Case(f"ct_{number}")) for number, image in enumerate(images)]
-    truth = find_truth(inferer, Corner(), given, Keeper())
-    assert truth.kind == "planted"
+    truth = find_truth(Hiding(inferer, Corner(), Keeper()), given, print)
     assert len(truth.scans) == 8  # of four scans with a marker, each in three of those without, the highest rises
     for scan in truth.scans:
         source, other = (int(name) for name in re.findall(r"ct_(\d)", scan.case.name))
@@ -187,28 +195,62 @@ def test_a_network_without_derivatives_leaves_gradients_out() -> None:
     assert f"left out: integrated_gradients: {problems['integrated_gradients']}" in str(found)
 
 
-def test_a_second_comparison_runs_only_what_is_not_kept(tmp_path: object) -> None:
+class Noting(Checkers):
+    """Notes the images that it runs in a file, and is killed after so many."""
+
+    def __init__(self, log: Path, most: float = math.inf) -> None:
+        super().__init__()
+        self.log, self.left = log, most
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        with open(self.log, "a") as file:
+            for image in images:
+                run = torch.cat([image.detach().flatten(), self.weight.detach().flatten()])
+                file.write(hashlib.md5(run.numpy().tobytes()).hexdigest() + "\n")
+        self.left -= len(images)
+        if self.left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(images)
+
+
+def test_a_second_comparison_runs_only_what_is_not_kept(tmp_path: Path) -> None:
     images, labels = scans(3)
-    calls = []
-
-    class Counting(Checkers):
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            calls.append(len(images))
-            return super().forward(images)
-
-    network = Counting()
     given = {"methods": FEW[:2], "fill": 0, "store": ScoreStore(tmp_path), "network_id": "checkers"}
-    first = metrics.compare_methods(network, images, ms.ClassScore([0], "none"), labels, **given)
-    count = sum(calls)
-    calls.clear()
-    second = metrics.compare_methods(network, images, ms.ClassScore([0], "none"), labels, **given)
-    assert (
-        sum(calls) < 0.2 * count
-    )  # the first batch of each map and curve, which tells that its scores are of this network
+    found = []
+    for log in ("first", "second"):
+        network = Noting(tmp_path / log)
+        found.append(metrics.compare_methods(network, images, ms.ClassScore([0], "none"), labels, **given))
+    first, second = found
+    # The first batch of each map and curve, which tells that its scores are of this network.
+    assert (tmp_path / "second").stat().st_size < 0.2 * (tmp_path / "first").stat().st_size
     assert first.best == second.best
     for one, other in zip(first.cases, second.cases, strict=True):
         assert one["auprc"] == other["auprc"]
         assert one["deletion"] == other["deletion"]
+
+
+def test_killed_and_started_again_hardly_an_image_is_run_twice(tmp_path: Path, monkeypatch: Any) -> None:
+    """The few: those that tell that the scores on disk are of this network, and what was under way."""
+    monkeypatch.setattr("monai_saliency.storage.score_store._REST", 0)  # this network is faster than any disk
+    images, labels = scans(4)
+    given = [Scan(image, ms.Case(f"s{number}"), labels[number, 0] > 0) for number, image in enumerate(images)]
+
+    def run(out: str, log: str, most: float = math.inf) -> list[dict[str, str]]:
+        inferer = ms.rise(target=ms.ClassScore([0], "none"), fill=AutoFill(), mask_batch_size=16)
+        MethodChoice(tmp_path / out, methods=FEW)(inferer, Noting(tmp_path / log, most), given, "checkers")
+        return rows_of(tmp_path / out / "methods_cases.csv")
+
+    plain = run("plain", "whole")
+    whole = (tmp_path / "whole").read_text().split()
+    process = mp.get_context("fork").Process(target=run, args=("out", "first", len(whole) // 2))
+    process.start()
+    process.join(100)
+    assert process.exitcode == -signal.SIGKILL
+    for row, expected in zip(run("out", "second"), plain, strict=True):
+        assert row | {"seconds": "", "forwards": ""} == expected | {"seconds": "", "forwards": ""}
+    first, second = (set((tmp_path / log).read_text().split()) for log in ("first", "second"))
+    assert first | second == set(whole)
+    assert len(first & second) < 0.02 * len(set(whole))
 
 
 def test_a_scan_that_cannot_be_explained_is_left_out() -> None:
