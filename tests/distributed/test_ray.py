@@ -14,6 +14,7 @@ from typing import Any
 import monai.bundle
 import pytest
 from helpers.files import cases, rows_of, voxels
+from helpers.marker import auto, check_auto, write_cohort
 from helpers.own_bundle import BATCH, BATCHES, forwards, launch, settings
 from helpers.scans import write_scans
 from monai.utils import OptionalImportError
@@ -61,6 +62,15 @@ def test_maps_of_the_plain_run(workers: int, split: str, tmp_path: Path, capfd: 
     # The batch with the unperturbed image is in each part, and no other one is run twice.
     parts = sum(unit.part.count == workers for unit in units(count, workers, split)) if split == "masks" else count
     assert forwards(tmp_path, "out") == count * BATCHES + parts - count
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_method_auto(tmp_path: Path) -> None:
+    given = auto(write_cohort(tmp_path), "out")
+    given["config_file"] = [given["config_file"], OVERLAY]
+    monai.bundle.run(**given, saliency_max_workers=2)
+    check_auto(tmp_path, "out")
 
 
 @pytest.mark.slow

@@ -12,11 +12,21 @@ import torch
 from helpers import commands
 from helpers.files import contents, maps, rows_of
 from helpers.layouts import Bundle
-from helpers.own_bundle import BATCHES, environment_of, forwards, rank, run_broken_cohort, settings
+from helpers.marker import auto, check_auto, write_cohort
+from helpers.own_bundle import (
+    BATCHES,
+    bundle_command,
+    environment_of,
+    forwards,
+    rank,
+    run_broken_cohort,
+    settings,
+)
 from helpers.scans import LPS, write_scan, write_scans
 from monai.data import DataLoader, Dataset, ThreadDataLoader
 from torch.utils.data import DistributedSampler
 
+from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.distributed import RankEngine, SlurmEngine, local_device
 from monai_saliency.distributed.base import in_order, take
 
@@ -88,6 +98,18 @@ def test_torchrun(cohort: Path, tmp_path: Path) -> None:
     assert [row["case"] for row in rows_of(tmp_path / "out" / "failures.csv")] == ["s1"]
     plain = maps(cohort / "plain")
     assert maps(tmp_path / "out") == {name: plain[name] for name in plain if name[:2] in ("s0", "s2")}
+
+
+@pytest.mark.slow
+def test_method_auto_under_torchrun(tmp_path: Path) -> None:
+    given = auto(write_cohort(tmp_path), "out")
+    del given["device"]
+    given["config_file"] = repr([given["config_file"], str(overlay_path("torchrun"))])
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = commands.run([*start, *bundle_command(given)], env=environment_of(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("method auto: ") == 1
+    check_auto(tmp_path, "out")
 
 
 @pytest.mark.parametrize(

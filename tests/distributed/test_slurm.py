@@ -15,6 +15,7 @@ from typing import Any
 import monai.bundle
 import pytest
 from helpers.files import cases, voxels
+from helpers.marker import auto, check_auto, write_cohort
 from helpers.own_bundle import BATCH, BATCHES, forwards, settings
 from helpers.paths import BUNDLE, TESTS
 from helpers.scans import write_scans
@@ -180,9 +181,11 @@ def cohort(tmp_path: Path) -> Callable[[int], Path]:
     return lambda num_scans: write_scans(tmp_path, num_scans)
 
 
-def job(cohort: Path, out: str, seconds: float = 0.0, *but: str) -> dict[str, object]:
+def job(
+    cohort: Path, out: str, seconds: float = 0.0, *but: str, chosen: dict[str, Any] | None = None
+) -> dict[str, object]:
     """The variables of a job with test_store's settings, in a config file behind the bundle's, but for some of them."""
-    chosen = settings(cohort, out, seconds)
+    chosen = chosen or settings(cohort, out, seconds)
     root, config = chosen.pop("bundle_root"), chosen.pop("config_file")
     chosen = {name: value for name, value in chosen.items() if name not in ("output_dir", *but)}
     path = cohort / f"{out}.json"
@@ -253,3 +256,14 @@ def test_somebody_elses_bundle_in_an_array(slurm: Slurm, make: Any, tmp_path: Pa
     slurm.wait(slurm.submit("--array=0-1", **given, OUTPUT_DIR=tmp_path / "out"))
     assert len(voxels(tmp_path / "whole")) == 4  # two maps, each with its standard error
     assert voxels(tmp_path / "out") == voxels(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_method_auto(slurm: Slurm, tmp_path: Path) -> None:
+    """Two tasks of an array, each of two processes."""
+    root = write_cohort(tmp_path)
+    given = job(root, "out", chosen=auto(root, "out"))
+    number = slurm.submit("--array=0-1", "--ntasks=2", **given, OUTPUT_DIR=root / "out")
+    slurm.wait(number)
+    check_auto(root, "out")
+    assert slurm.said(number).count("method auto: ") == 1
