@@ -51,7 +51,7 @@ class Overlay:
     def from_config(cls) -> Overlay:
         """The overlay with the settings of the config that calls this, by ids that begin with ``saliency_``."""
         bundle = BundleConfig(calling_parser())
-        show_cause_only(flag("saliency_debug", bundle.get("saliency_debug") or False))
+        show_cause_only(bundle.get("saliency_debug") or False)
         own = bundle.given(cls.ids(), "saliency_")
         own |= bundle.class_names(own.get("class_names"))
         return cls(**own | given_settings(own.get("method"), "saliency_", cls.ids()))

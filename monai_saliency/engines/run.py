@@ -19,6 +19,7 @@ from monai_saliency.distributed.base import Cohort, Engine
 from monai_saliency.errors import OutputError, root_cause
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.storage.files import remove_stale
+from monai_saliency.utils.arguments import flag
 from monai_saliency.utils.timing import trace
 from monai_saliency.visualize.report import try_report
 
@@ -143,6 +144,7 @@ def show_cause_only(debug: bool = False) -> None:
     Args:
         debug: print the traceback before that line, as ``--debug`` does, and those of cases that fail.
     """
+    debug = flag("debug", debug)
     if debug:
         logging.getLogger("monai_saliency").setLevel(logging.DEBUG)
     previous = getattr(sys.excepthook, "previous", sys.excepthook)

@@ -42,6 +42,9 @@ class AutoFill(CaseFill):
         default = {"0": ConstantFill(0.0), "mean": MeanFill(), "blur": BlurFill()}
         self.candidates = dict(candidates or default)
 
+    def __repr__(self) -> str:
+        return "what auto chooses"
+
     def bind(self, case: Case) -> NoReturn:
         raise ValueError(
             "the fill 'auto' is chosen once for a cohort, by the bundle, the overlay and attach: give a fill such as "

@@ -36,13 +36,20 @@ def case_title(explanation: Explanation) -> str:
             words[-1] += f" ({described['probability']:.3f})"
     scores, quantity, without = [], target.quantity(), explanation.without_peak.tolist()
     for label, score, left in zip(target.labels, explanation.reference_scores.tolist(), without, strict=True):
-        figures = [f"{quantity.reported(each):.3f}" for each in (score, left)]
+        figures = [_in_words(quantity.unit, float(quantity.reported(each))) for each in (score, left)]
         scores.append(f"{label_name(label)} {score_words(quantity.unit, *figures)}")
     words.append(f"explained: {'; '.join(scores)}")
     lines = [explanation.name, ", ".join(words)]
     if explanation.fill_problem:
         lines.append(explanation.fill_problem)
     return "\n".join(lines)
+
+
+def _in_words(unit: str, score: float) -> str:
+    """A score as a text; no probability is rounded to 0 or 1."""
+    if unit in ("probability", "log-odds") and not 0.0005 <= score < 0.9995:
+        return "nan" if math.isnan(score) else "above 0.999" if score > 0.5 else "below 0.001"
+    return f"{score:.3f}"
 
 
 def summarize(

@@ -26,6 +26,8 @@ def verdict(rows: Sequence[Row]) -> str:
     agreement = np.abs(numbers(rows, "randomised"))
     if not agreement.size:
         return "not known: no map of the network at random weights was made"
+    if all(map(is_noise, rows)):
+        return "not known: chance alone can make each of these maps, so give more masks"
     reasons = []
     size = np.median(agreement)
     if size >= _MOST:
@@ -36,6 +38,10 @@ def verdict(rows: Sequence[Row]) -> str:
         if theirs > _MOST * precision.value:
             both = f"AUPRC {theirs:.3g}, the maps {precision.value:.3g}"
             reasons.append(f"it finds the label without having learned anything ({both})")
+    seeds = np.abs(numbers(rows, "repeatability"))
+    if seeds.size and np.median(seeds) <= size and (precision is None or reasons):
+        both = f"{np.median(seeds):.3g}, with random weights {size:.3g}"
+        return f"not known: maps of two seeds are no more alike (rank correlation {both}), so give more masks"
     return f"fails: {', and '.join(reasons)}" if reasons else "passes: the map depends on what was learned"
 
 

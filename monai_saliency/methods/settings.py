@@ -63,12 +63,13 @@ def all_settings() -> list[str]:
 
 
 def describe(name: str | Method) -> str:
-    """The help of a method, from its docstring: a line of what it is, then a line for each of its settings, with its
+    """The help of a method, from its docstring: the first sentence, then a line for each of its settings, with its
     default.
     """
     method = find_method(name)
     text = inspect.getdoc(method) or ""
-    lines = [f"{method.__name__}: {text.splitlines()[0] if text else ''}"]
+    sentence = re.split(r"(?<=[.])\s+(?=[A-Z])", " ".join(text.partition("\n\n")[0].split()))[0]
+    lines = [f"{method.__name__}: {sentence}"]
     for id, parameter in own_settings(method).items():
         described = re.search(rf"^    {id}: (.*(?:\n {{8}}.*)*)", text, re.MULTILINE)
         words = " ".join(described[1].split()) if described else ""

@@ -32,7 +32,7 @@ def check_runtime(
 ) -> dict[str, Any]:
     """The settings of :func:`accelerated` that are switched on, by name. ``prefix`` precedes the names in errors."""
     settings: dict[str, Any] = {}
-    if amp not in (None, False):
+    if amp not in (None, False, "false"):
         if not isinstance(amp, str) or amp not in _TYPES:
             raise ValueError(f"`{prefix}amp` must be false, bf16 or fp16, got {amp!r}")
         settings["amp"] = amp
@@ -40,7 +40,7 @@ def check_runtime(
         settings["channels_last"] = True
     if isinstance(compile, Mapping):
         settings["compile"] = dict(compile)
-    elif isinstance(compile, str):
+    elif isinstance(compile, str) and compile not in ("true", "false"):
         settings["compile"] = {"mode": check_option(f"{prefix}compile", compile, _MODES)}
     elif compile is not None and flag(f"{prefix}compile", compile):
         settings["compile"] = {}

@@ -15,6 +15,9 @@ from monai_saliency.errors import OutputError, SettingError, as_case_error, root
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.utils.arguments import a_path, flag
 
+__all__ = ["SUMMARY_COLUMNS", "TRUST_COLUMNS", "CaseTable", "Failures", "write_csv"]
+__all__ += ["LABEL_REGION_COLUMNS", "REGION_COLUMNS"]
+
 logger = logging.getLogger(__name__)
 
 #: the columns of ``summary.csv``, see :func:`monai_saliency.handlers.summary.summarize`

@@ -16,9 +16,6 @@ from monai.utils import MetaKeys
 
 from monai_saliency.errors import CaseError
 
-__all__ = ["affine_in_mm", "apart", "check_inversion", "convert_to_mm", "corners", "file_affine", "image_affine"]
-__all__ += ["image_spacing", "mm_per_unit", "steps_of"]
-
 # By the code of `xyzt_units` in a NIfTI header: metres and micrometres. 2 means mm.
 _MM_PER_UNIT = {1: 1000.0, 3: 0.001}
 

@@ -25,23 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from monai_saliency.utils.arguments import require
 
-__all__ = [
-    "BatchMetric",
-    "IterationEvaluator",
-    "event_handlers",
-    "postprocessing_of",
-    "heeding_hooks",
-    "holds_compiled",
-    "is_compiled",
-    "is_view",
-    "profile_all_threads",
-    "scan_interval",
-    "set_experiment",
-    "single_process",
-    "tensor_version",
-    "tree_leaves",
-    "tree_map",
-]
+__all__ = ["scan_interval", "tree_leaves", "tree_map"]
 
 
 class IterationEvaluator(SupervisedEvaluator):

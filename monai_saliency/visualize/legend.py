@@ -70,13 +70,13 @@ class Legend:
         return change < TINY * self.span
 
     def floor(self, has_error: bool) -> float:
-        """The absolute value below which nothing is coloured: a hundredth of the scale or of the score's range, and two
-        times the map's noise if it has no standard error.
+        """The absolute value below which nothing is coloured: a hundredth of the scale or of the score's range, and
+        five times the map's noise if it has no standard error.
         """
         scale = self.scale
         if self.span is not None and self.in_score_unit:
             scale = min(scale, self.span)
-        return TINY * scale if has_error else max(TINY * scale, TIMES_ERROR * self.noise)
+        return TINY * scale if has_error else max(TINY * scale, TIMES_NOISE * self.noise)
 
     def coloured(self, saliency: np.ndarray, error: np.ndarray | None) -> np.ndarray:
         """Which voxels ``(*spatial)`` of a map are coloured, by its standard error if it has one. In a map that may

@@ -1,6 +1,7 @@
 """The bundle, run as a user runs it: on scans of his own, with a network of his own, and on broken input."""
 
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -163,6 +164,16 @@ def test_wrong_settings_say_what_to_do(
         run(**settings | overrides)
     assert re.search(message, str(root_cause(caught.value))), str(root_cause(caught.value))
     assert not list((tmp_path / "out").rglob("*saliency*"))
+
+
+def test_false_as_a_command_line_writes_it(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """``--report false`` comes as a text, which Python takes for true."""
+    names = ("standard_error", "report", "picture", "keep_memory", "debug", "amp", "compile", "channels_last", "trust")
+    run(dataset_dir=cohort, output_dir=tmp_path / "out", checkpoint=checkpoint, **dict.fromkeys(names, "false"))
+    written = {path.name for path in (tmp_path / "out").rglob("*")}
+    assert {"a_saliency.nii.gz", "summary.csv"} <= written
+    assert not {name for name in written if "error" in name or name in ("report", "views", "a_saliency.png")}
+    assert logging.getLogger("monai_saliency").level != logging.DEBUG
 
 
 @pytest.mark.slow

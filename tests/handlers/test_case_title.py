@@ -140,3 +140,12 @@ def test_the_row_of_the_summary_has_both_probabilities() -> None:
         (pytest.approx(sigmoid(2)), "log-odds"),
     ]
     assert rows[1]["score"] == pytest.approx(sigmoid(6))
+
+
+def test_no_probability_is_rounded_to_0_or_1() -> None:
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False))
+    network[1].weight = torch.nn.Parameter(torch.tensor([[0.0, 0, 0, 0], [20, 0, 0, 0]]))
+    image = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]])
+    (found,) = ms.sliding_window(1, target=ms.ClassScore([0, 1], "softmax")).explain(image, network)
+    assert "class 0 has probability below 0.001" in case_title(found)
+    assert "class 1 has probability above 0.999, and 0.500 without this place" in case_title(found)

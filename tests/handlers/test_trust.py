@@ -261,6 +261,14 @@ def test_maps_of_several_classes_are_not_mixed() -> None:
         ({"trust_auprc_randomised": 0.4}, "passes", ""),
         ({"trust_auprc": "", "trust_auprc_randomised": ""}, "passes", ""),
         ({"trust_randomised": ""}, "not known", ""),
+        ({"verdict": CHANCE}, "not known", "chance alone can make each of these maps, so give more masks"),
+        (
+            {"trust_repeatability": 0.04, "trust_randomised": 0.05, "trust_auprc": ""},
+            "not known",
+            "maps of two seeds are no more alike (rank correlation 0.04, with random weights 0.05)",
+        ),
+        ({"trust_repeatability": 0.04, "trust_randomised": 0.05, "trust_auprc_randomised": 0.41}, "not known", "seeds"),
+        ({"trust_repeatability": 0.04, "trust_randomised": 0.05}, "passes", ""),  # the labels show it
     ],
 )
 def test_verdict_by_its_rule(figures: dict[str, Any], begins: str, words: str) -> None:
