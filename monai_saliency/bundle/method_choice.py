@@ -34,10 +34,10 @@ class MethodChoice:
 
     The folder gets ``methods.csv`` with a row for each method and control, the page ``report/methods.html``,
     ``methods_cases.csv`` with the figures of each case, from which a stopped comparison goes on, the scores in
-    ``methods_scores``, and in ``method.json`` the method to take: the best one, or the default where none is
-    recommended, which is no reason to have no maps at all. A comparison that was killed runs again what was under way
-    (a batch; all of a gradient method, of which no score is kept), and of each scan a first batch, to tell that the
-    scores on disk are of this network.
+    ``methods_scores``, and in ``method.json`` the method to take, also where none is recommended, which is no reason to
+    have no maps at all (:attr:`MethodComparison.taken <monai_saliency.metrics.MethodComparison.taken>`). A comparison
+    that was killed runs again what was under way (a batch; all of a gradient method, of which no score is kept), and of
+    each scan a first batch, to tell that the scores on disk are of this network.
 
     Args:
         folder: of what is written.
@@ -111,15 +111,15 @@ class MethodChoice:
         found = Comparison(inferers, network, settings, store, network_id, table, _say, show=self._show).run(chosen)
         columns = ["method", "cases", *(name + end for name in FIGURES for end in ("", "_error")), "problem"]
         write_csv(self.folder / "methods.csv", columns, found.summary)
-        self.chosen = {"method": "focused_rise"} if found.best is None else settings[found.best]
+        self.chosen = {"method": "focused_rise"} if found.taken is None else settings[found.taken]
         with atomic_path(self.folder / "method.json") as temporary:
             kept = {"key": key, "method": self.chosen, "verdict": found.verdict, "truth": found.truth}
             temporary.write_text(json.dumps(kept, indent=1, default=str), encoding="utf-8")
         print(f"\n{found}", flush=True)
         print(f"\n{write_methods(self.folder, found)}", flush=True)
         if self.once:
-            why = f"{found.verdict}. All the same each case is explained by the default" if found.best is None else ""
-            print(f"\nmethod auto: {why or found.best}, see {self.folder / 'methods.csv'}", flush=True)
+            why = "" if found.best else f"{found.verdict}. All the same each case is explained by "
+            print(f"\nmethod auto: {why}{found.taken or 'the default'}, see {self.folder / 'methods.csv'}", flush=True)
         elif found.best is not None:
             print(f"\n{next_command(found.best, self.prefix)}", flush=True)
 

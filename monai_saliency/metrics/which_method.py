@@ -100,6 +100,14 @@ class MethodComparison:
     cases: list[Row]
     settings: Mapping[str, Row]
 
+    @property
+    def taken(self) -> str | None:
+        """What ``--method auto`` takes: the best one. Where none is recommended, since a control is as good, the one of
+        the highest mean AUPRC all the same; None without a truth.
+        """
+        known = {row["method"]: row["auprc"] for row in self.summary if "auprc" in row and not row["problem"]}
+        return self.best or max(self.settings.keys() & known.keys(), key=lambda name: known[name], default=None)
+
     def __str__(self) -> str:
         measured = [row for row in self.summary if not row["problem"]]
         shown = {name: words for name, words in FIGURES.items() if any(name in row for row in measured)}

@@ -130,7 +130,7 @@ def test_random_weights_have_no_method() -> None:
     layers = [torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()]
     network = torch.nn.Sequential(*layers, torch.nn.Linear(8, 2)).eval()
     found = metrics.compare_methods(network, images, ms.ClassScore("predicted", "softmax"), labels, FEW)
-    assert found.best is None
+    assert found.best is found.taken is None
     assert found.verdict == "no method is recommended, since nothing tells which map is right"
     assert "cannot tell fine maps from coarse ones" in found.truth
 
@@ -141,6 +141,8 @@ def test_intensity_ties_with_a_network_of_brightness() -> None:
     found = metrics.compare_methods(Brightness(), images, ms.ClassScore([1], "none"), labels, FEW)
     assert found.best is None
     assert found.verdict == "none of these maps shows more than the scan's intensity: do not show them"
+    precision = {row["method"]: row["auprc"] for row in found.summary if row["method"] in found.settings}
+    assert found.taken == max(precision, key=precision.__getitem__)
 
 
 def test_the_cheapest_of_the_ties_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
