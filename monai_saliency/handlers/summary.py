@@ -33,8 +33,12 @@ def case_title(explanation: Explanation) -> str:
     if "prediction" in described:
         words.append(f"predicted {described['prediction']}")
         if "probability" in described:
-            words[-1] += f" ({described['probability']:.3f})"
-    scores, quantity, without = [], target.quantity(), explanation.without_peak.tolist()
+            words[-1] += f" ({_in_words('probability', described['probability'])})"
+    scores, quantity = [], target.quantity()
+    # Of a map that shows nothing, no place is worth a word. Where channels have maps, no place is known.
+    verdicts = _verdicts(explanation, explanation.saliency.numpy(force=True), None)
+    places = explanation.without_peak.tolist()
+    without = [math.nan if words else left for left, words in zip(places, verdicts, strict=False)]
     for label, score, left in zip(target.labels, explanation.reference_scores.tolist(), without, strict=True):
         figures = [_in_words(quantity.unit, float(quantity.reported(each))) for each in (score, left)]
         scores.append(f"{label_name(label)} {score_words(quantity.unit, *figures)}")
@@ -109,7 +113,7 @@ def summarize(
             "class": label_index,
             "channel": "" if channel is None else channel,
             "score": float(quantity.reported(score)),
-            "score_without_peak": "" if math.isnan(without_peak) else without_peak,
+            "score_without_peak": "" if math.isnan(without_peak) or verdict else without_peak,
             "quantity": quantity.words,
             "unit": quantity.unit,
             **dict(zip(("peak_x_mm", "peak_y_mm", "peak_z_mm"), mm.round(2).tolist(), strict=True)),

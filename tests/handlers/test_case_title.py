@@ -149,3 +149,15 @@ def test_no_probability_is_rounded_to_0_or_1() -> None:
     (found,) = ms.sliding_window(1, target=ms.ClassScore([0, 1], "softmax")).explain(image, network)
     assert "class 0 has probability below 0.001" in case_title(found)
     assert "class 1 has probability above 0.999, and 0.500 without this place" in case_title(found)
+    assert "predicted 1 (above 0.999)" in case_title(found)
+
+
+def test_a_map_that_shows_nothing_has_no_place_worth_a_word() -> None:
+    """A mask of a whole place may change the score by far more than the map that was made."""
+    found = explained(ms.sliding_window, ms.ClassScore([1], "softmax"), **WINDOWS)
+    assert "without this place" in case_title(found)
+    weak = replace(found, saliency=found.saliency * 1e-6)
+    assert case_title(weak).endswith("class 1 has probability 0.998")
+    (row,) = summarize("ct_7", weak, weak.saliency.numpy(), np.eye(4))
+    assert row["verdict"].startswith("no part of this scan changes the score")
+    assert row["score_without_peak"] == ""
