@@ -289,6 +289,7 @@ SMALLER = {
     "first_map": {"focused_rise(": "focused_rise(100, "},
     "is_this_map_any_good": {"focused_rise(": "focused_rise(100, ", "steps=10": "steps=4"},
     "segmentation_ct": {"window_size=8, stride=4": "window_size=8, stride=8"},
+    "which_method": {'"focused_rise", "hierarchical_occlusion"': '"hierarchical_occlusion"'},
     "sweep_on_slurm": {"(50, 100, 200)": "(20, 40)", "num_scans=2": "num_scans=1"},
 }
 

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ class MethodChoice:
         inferers = {name: self.method(own)(**shared) for name, own in settings.items()}
         store = ScoreStore(self.folder / "methods_scores")
         table = CaseTable(self.folder / "methods_cases.csv", None, COLUMNS)
-        found = Comparison(inferers, network, settings, store, network_id, table, _say, show=self._show).run(chosen)
+        say = partial(print, file=sys.stderr, flush=True)
+        found = Comparison(inferers, network, settings, store, network_id, table, say, show=self._show).run(chosen)
         columns = ["method", "cases", *(name + end for name in FIGURES for end in ("", "_error")), "problem"]
         write_csv(self.folder / "methods.csv", columns, found.summary)
         self.chosen = {"method": "focused_rise"} if found.taken is None else settings[found.taken]
@@ -139,10 +141,6 @@ class MethodChoice:
             if len(labelled) == self.cases or (scan.label is None and len(others) >= self.cases):
                 break
         return labelled + others
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def next_command(best: str, prefix: str) -> str:

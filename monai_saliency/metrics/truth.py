@@ -46,17 +46,10 @@ class Scan:
         return inferer if self.target is None else inferer.replace(target=AsExplained(inferer.target, self.target))
 
 
-@dataclass(frozen=True)
-class Truth:
-    """In words what is the truth, and the scans that maps are compared on; without a truth these have no label."""
-
-    words: str
-    scans: Sequence[Scan]
-
-
-def find_truth(hiding: Hiding, scans: Sequence[Scan], say: Callable[[str], None]) -> Truth:
-    """The labels where the network uses them in at least three cases; else what was planted, where it is found in as
-    many; else nothing. Scans that are refused are left out, with a line.
+def find_truth(hiding: Hiding, scans: Sequence[Scan], say: Callable[[str], None]) -> tuple[str, list[Scan]]:
+    """In words what is the truth, and the scans that maps are compared on: the labels where the network uses them in at
+    least three cases; else what was planted, where it is found in as many; else nothing, and these scans have no label.
+    Scans that are refused are left out, with a line.
     """
     scans = hiding.explained(scans, say)
     labelled = [scan for scan in scans if scan.label is not None and bool(scan.label.any())]
@@ -66,15 +59,15 @@ def find_truth(hiding: Hiding, scans: Sequence[Scan], say: Callable[[str], None]
     if unused:
         words += f". In {unused} of {len(labelled)} cases the network does not need the label: look for a shortcut"
     if len(used) >= LEAST:
-        return Truth(words, used)
+        return words, used
     planted = hiding.planted(scans)
     why = f"not {words}. Instead " if labelled else "no label is given: "
     if len(planted) >= LEAST:
         what = f"places that matter, moved into another scan, in {len(planted)} cases"
-        return Truth(why + what, planted)
+        return why + what, planted
     what = "nothing: no place that matters could be moved into another scan, so deletion, insertion and the agreement "
     what += "of seeds are all there is, and these cannot tell fine maps from coarse ones"
-    return Truth(why + what, [replace(scan, label=None) for scan in scans])
+    return why + what, [replace(scan, label=None) for scan in scans]
 
 
 class Hiding:

@@ -20,7 +20,7 @@ from monai_saliency.methods.arguments import TargetLike
 from monai_saliency.methods.settings import find_method
 from monai_saliency.metrics.control_maps import controls
 from monai_saliency.metrics.map_figures import MapFigures, Trusted
-from monai_saliency.metrics.truth import LEAST, Hiding, Scan, Truth, find_truth
+from monai_saliency.metrics.truth import LEAST, Hiding, Scan, find_truth
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import CaseTable
@@ -70,12 +70,14 @@ def default_methods(spatial: Sequence[int], has_regions: bool = False) -> list[R
 def named(methods: Sequence[str | Mapping[str, Any]]) -> dict[str, Row]:
     """Methods with their settings by the words for them, such as ``"rise --num_masks 350"``."""
     by_name = {}
-    for given in methods:
+    for given in [methods] if isinstance(methods, (str, Mapping)) else methods:
         settings = {"method": given} if isinstance(given, str) else dict(given)
-        method = settings["method"]
+        method = settings.pop("method", None)
+        if method is None:
+            raise ValueError(f"each of `methods` must be a name, or a dictionary with a `method`, got {settings}")
         words = [method if isinstance(method, str) else method.__name__]
-        words += [f'--{id} "{value}"' if " " in str(value) else f"--{id} {value}" for id, value in settings.items()][1:]
-        by_name[" ".join(words)] = settings
+        words += [f'--{id} "{value}"' if " " in str(value) else f"--{id} {value}" for id, value in settings.items()]
+        by_name[" ".join(words)] = {"method": method} | settings
     return by_name
 
 
@@ -191,7 +193,9 @@ def compare_methods(
     spatial = tuple(images.shape[2:])
     if labels is not None and any(tuple(label.shape[1:]) != spatial for label in labels):
         shapes = sorted({tuple(label.shape[1:]) for label in labels})
-        raise ValueError(f"`labels` must lie on the images' grid {spatial}, got {shapes}: resample them to the images")
+        raise ValueError(
+            f"`labels` must be `(B, 1, *spatial)` on the images' grid {spatial}, got {shapes}: resample them"
+        )
     cases = cases_of(images, labels, names=names)
     settings = named(methods or default_methods(spatial))
     inferers = {}
@@ -242,16 +246,16 @@ class Comparison:
         for name, inferer in self.inferers.items():
             self.inferers[name] = inferer.replace(fill=first.fill, sharing=None)
         hiding = Hiding(first.replace(progress=False, sharing=None), self.network, self.keeper)
-        truth = find_truth(hiding, scans, self.say)
-        self.say(f"the truth: {truth.words}")
+        truth, scans = find_truth(hiding, scans, self.say)
+        self.say(f"the truth: {truth}")
         is_module = isinstance(self.network, torch.nn.Module) and any(True for _ in self.network.parameters())
         rows: list[Row] = []
         begun = time.monotonic()
-        for number, scan in enumerate(truth.scans):
+        for number, scan in enumerate(scans):
             figures = _FIGURES if number >= _COSTLY else (*_FIGURES, *_COSTLY_FIGURES[: 1 + is_module])
             rows += self._measured(scan, figures)
-            left = (time.monotonic() - begun) / (number + 1) * (len(truth.scans) - number - 1)
-            done = f"case {number + 1} of {len(truth.scans)}, {scan.case.name}: {len(self.inferers)} methods"
+            left = (time.monotonic() - begun) / (number + 1) * (len(scans) - number - 1)
+            done = f"case {number + 1} of {len(scans)}, {scan.case.name}: {len(self.inferers)} methods"
             self.say(f"{done}, about {left:.0f} s left")
         return self._decided(truth, rows)
 
@@ -320,20 +324,21 @@ class Comparison:
             row["forwards"] = len(found.ids) + 1
         return row | _own_names(MapFigures(given, _STEPS).rows("", figures)[0]), given
 
-    def _decided(self, truth: Truth, rows: Sequence[Row]) -> MethodComparison:
+    def _decided(self, truth: str, rows: Sequence[Row]) -> MethodComparison:
         """The means of all rows, and the method to take."""
         by_method: dict[str, list[Row]] = {row["method"]: [] for row in rows}
         problems = {row["method"]: row["problem"] for row in rows if row.get("problem")}
         for row in rows:
             by_method[row["method"]].append(row)
         summary = [{"method": name, **_means(of), "problem": problems.get(name, "")} for name, of in by_method.items()]
-        best, verdict = None, "no method is recommended, since nothing tells which map is right"
-        if truth.scans[0].label is not None:
+        best = None
+        verdict = "no method is recommended, since nothing tells which map is right: give labels, or more scans"
+        if any("auprc" in row for row in rows):
             precision = {}
             for name in [name for name in by_method if name not in problems]:
                 precision[name] = np.array([row.get("auprc", 0.0) for row in by_method[name]])
             best, verdict = best_of(precision, {row["method"]: row.get("forwards", math.inf) for row in summary})
-        return MethodComparison(best, truth.words, verdict, summary, list(rows), self.settings)
+        return MethodComparison(best, truth, verdict, summary, list(rows), self.settings)
 
 
 def best_of(precision: Mapping[str, np.ndarray], forwards: Mapping[str, float]) -> tuple[str | None, str]:

@@ -110,9 +110,9 @@ def test_without_labels_evidence_is_planted() -> None:
     images, _ = scans(marker=True)
     inferer = ms.rise(target=ms.ClassScore([0], "none"))
     given = [Scan(image, ms.Case(f"ct_{number}")) for number, image in enumerate(images)]
-    truth = find_truth(Hiding(inferer, Corner(), Keeper()), given, print)
-    assert len(truth.scans) == 8  # of four scans with a marker, each in three of those without, the highest rises
-    for scan in truth.scans:
+    _, planted = find_truth(Hiding(inferer, Corner(), Keeper()), given, print)
+    assert len(planted) == 8  # of four scans with a marker, each in three of those without, the highest rises
+    for scan in planted:
         source, other = (int(name) for name in re.findall(r"ct_(\d)", scan.case.name))
         assert (source % 2, other % 2) == (0, 1)
         inside = scan.label
@@ -131,7 +131,7 @@ def test_random_weights_have_no_method() -> None:
     network = torch.nn.Sequential(*layers, torch.nn.Linear(8, 2)).eval()
     found = metrics.compare_methods(network, images, ms.ClassScore("predicted", "softmax"), labels, FEW)
     assert found.best is found.taken is None
-    assert found.verdict == "no method is recommended, since nothing tells which map is right"
+    assert found.verdict.startswith("no method is recommended, since nothing tells which map is right: give labels")
     assert "cannot tell fine maps from coarse ones" in found.truth
 
 
@@ -163,9 +163,10 @@ def test_the_cheapest_of_the_ties_is_best(monkeypatch: pytest.MonkeyPatch) -> No
     ("changes", "words"),
     [
         ({"images": scans(1)[0], "labels": None}, "at least 3 images, about 8 are better, got 1"),
-        ({"labels": torch.ones(8, 1, 12, 12)}, r"`labels` must lie on the images' grid \(24, 24\), got \[\(12, 12\)\]"),
+        ({"labels": torch.ones(8, 1, 12, 12)}, r"on the images' grid \(24, 24\), got \[\(12, 12\)\]: resample them"),
         ({"labels": torch.ones(7, 1, EDGE, EDGE)}, "`labels` must have one entry for each of 8 images, got 7"),
         ({"methods": ["focussed_rise"]}, "did you mean `focused_rise`"),
+        ({"methods": [{"num_masks": 9}]}, "a name, or a dictionary with a `method`, got {'num_masks': 9}"),
         ({"target": [0, 1], "labels": None}, "methods are compared by one score a case"),
     ],
 )

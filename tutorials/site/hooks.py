@@ -35,6 +35,7 @@ IN_ORDER = [
     "nnunet",
     "which_organ_mattered",
     "is_this_map_any_good",
+    "which_method",
     "cohort_overnight",
     "sweep_on_slurm",
 ]
