@@ -33,8 +33,7 @@ def explain(
             ``scale`` and ``against`` may be given here, too.
         method: a function such as ``ms.rise``, its name, or the dotted path of your own function.
         settings: of the method, such as ``num_masks`` and ``fill`` (a fill, a number, or a name such as ``"mean"``);
-            and ``labels``, ``spacing``, ``names`` and ``cases``, as for
-            :meth:`~monai_saliency.PerturbationInferer.explain`.
+            and ``labels``, ``spacing``, ``names``, ``cases`` of :meth:`~monai_saliency.PerturbationInferer.explain`.
 
     Returns:
         ``(B, K, *spatial)``: K maps for each image, one for each explained score, in the score's unit.

@@ -146,7 +146,9 @@ def plot_saliency(
             drawn = _draw(ax, plane, window, row)
         bar = _bar(figure, drawn, axes[place].tolist(), row)
         words = labels[place] if labels else row.legend.words
-        lines = [words, *row.legend.small_print(row.has_error, has_label)]
+        values = row.saliency[np.isfinite(row.saliency)]
+        reach = f"this map: {values.min(initial=0):.2g} to {values.max(initial=0):.2g}"
+        lines = [words, reach, *row.legend.small_print(row.has_error, has_label)]
         bar.set_label(_wrapped(lines, 54), fontsize=8, parse_math=False)
     return figure
 

@@ -310,6 +310,7 @@ def test_tensors_channels_and_no_affine() -> None:
     saliency[0, 1, 4] = 1  # near the top, on the right
     figure = plot_saliency(image, saliency)
     assert figure.axes[0].get_title() == "peak at pixel (4, 1)"
+    assert "this map: 0 to 1\n" in figure.axes[-1].get_ylabel()
     assert pixels_of(figure) == pixels_of(
         plot_saliency(image[0].T.numpy(), saliency.mT.numpy(), np.diag([1, -1, 1, 1]))
     )
