@@ -15,7 +15,7 @@ import torch
 
 from monai_saliency.bundle.chosen_method import ChosenMethod
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.methods.settings import SHARED
+from monai_saliency.methods.settings import SHARED, find_method, own_settings
 from monai_saliency.metrics.truth import LEAST, Scan
 from monai_saliency.metrics.which_method import COLUMNS, FIGURES, Comparison, default_methods, named
 from monai_saliency.networks.identity import network_key
@@ -23,7 +23,7 @@ from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import CaseTable, write_csv
-from monai_saliency.utils.arguments import whole_number
+from monai_saliency.utils.arguments import refuse_unknown, whole_number
 from monai_saliency.visualize.report.methods import draw_map, write_methods
 
 # Scans that are loaded for each case that is asked for, while few have a label.
@@ -69,6 +69,7 @@ class MethodChoice:
     def method(self, settings: Mapping[str, Any]) -> ChosenMethod:
         """A method with its settings."""
         own = {id: value for id, value in settings.items() if id != "method"}
+        refuse_unknown(str(settings["method"]), own, own_settings(find_method(settings["method"])))
         return ChosenMethod(settings["method"], own, self.defaults, self.prefix)
 
     def __call__(

@@ -163,9 +163,10 @@ def test_the_overlay_compares(make: Callable[[str], Bundle], tmp_path: Path, cap
     ("given", "words"),
     [
         ({"methods": ["focussed_rise"]}, "did you mean `focused_rise`"),
+        ({"methods": [{"method": "rise", "num_maks": 3}]}, "rise has no setting `num_maks`: did you mean `num_masks`"),
         ({"cases": 1}, "`compare_cases` must be a whole number of at least 3, got 1"),
     ],
 )
 def test_misuse_is_a_sentence(tmp_path: Path, given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         MethodChoice(tmp_path, **given)
