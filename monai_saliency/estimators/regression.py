@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,13 +32,10 @@ from monai_saliency.utils.timing import stage
 _SMOOTH = 0.7
 # Differences of scores are compressed beyond this share of their standard deviation.
 _LINEAR = 0.25
-# The variance of a bump's height in the second fit: its size in the first one, and this share of the highest one's.
-_FREE = 0.01
-# The evidence is spread out where the map is above the first share of its largest value in more of the image than the
-# second one.
-_STANDS_OUT, _SPREAD_OUT = 0.1, 0.05
+# Fits, and the least variance of a bump's height in all but the first one, as a share of the largest.
+_FITS, _FREE = 3, 0.01
 # Groups of masks that the jackknife leaves out in turn; with fewer masks, each is a group.
-_GROUPS = 128
+_GROUPS = 64
 # The bias is this times the difference between the map and the mean of the maps of two halves of the masks: once for a
 # bias that falls with the number of masks, 2.4 times for one that falls with its square root.
 _HALVES = 2
@@ -58,12 +56,12 @@ class RegressionScoring(Estimator):
     (``RISEScoring``) credits each voxel with all that chance hid together with it; the
     regression divides the score among them, so a few hundred masks give a sharper map.
 
-    - Evidence lies in few places. So the regression is fitted twice, and in the second fit a height is penalised less
-      the larger it was in the first one (reweighted squares: FOCUSS, Gorodnitsky and Rao, 1997).
-    - The penalty of each fit is the one with the least leave-one-out error, which ridge regression has in closed form.
-      If the map is then above a tenth of its largest value in more than a twentieth of the image, the evidence is
-      spread out, and both fits are made again: with the largest penalty whose error is within one standard error of the
-      least one (Breiman et al., Classification and Regression Trees, 1984, section 3.4.3).
+    - Evidence lies in few places. So the regression is fitted three times, and in each fit but the first a height is
+      penalised less the larger it was in the fit before (reweighted squares: FOCUSS, Gorodnitsky and Rao, 1997).
+    - The penalty of each fit lies halfway, in its logarithm, between the one with the least leave-one-out error, which
+      ridge regression has in closed form, and the largest one whose error is within one standard error of that (Breiman
+      et al., Classification and Regression Trees, 1984, section 3.4.3): the first is better for evidence in few places,
+      the second for evidence that is spread out.
     - A probability saturates: its few largest differences would decide. So the regression is of
       ``y_i = mean_j tanh(4 (f_i - f_j) / spread(f))`` for scores f, and the map is multiplied by the slope of f on what
       the regression explains.
@@ -101,12 +99,11 @@ class RegressionScoring(Estimator):
     def standard_error(self, observed: Observed) -> Tensor | None:
         """The root of the sum of the squares of two parts; None with fewer than three masks.
 
-        - *Over seeds*: the jackknife for the penalties that were chosen, over 128 groups of masks, or over each mask if
+        - *Over seeds*: the jackknife for the penalties that were chosen, over 64 groups of masks, or over each mask if
           there are fewer.
         - *Bias*: the penalty shrinks the map, and less so with more masks: twice the difference between the map and the
-          mean of the maps of two halves of the masks. Where the evidence is spread out, the difference to the map with
-          the smaller penalty is added. A shrunk value is not nearer to 0 than it seems, so such a bias does not make
-          the sum larger than 0.45 times the value.
+          mean of the maps of two halves of the masks. A shrunk value is not nearer to 0 than it seems, so such a bias
+          does not make the sum larger than 0.45 times the value.
 
         For a value of at least half of the largest one, 1.96 times the error is to reach the mean of maps of eight
         times as many masks in 95 of 100 cases. On four small tasks in 2D and 3D it does in 95 to 98 for
@@ -188,11 +185,8 @@ class _Regression:
         fit = _fit(part, scores)
         if fit is None:  # the scores say nothing
             return
-        sharper = fit.heights
-        if _is_spread_out(_voxels(sharper, self.basis.bumps)) and (smoother := _fit(part, scores, 1.0)):
-            fit = smoother
         self.heights.append(fit.heights)
-        self.biases.append(sharper - fit.heights + _HALVES * (fit.heights - _of_halves(part, fit)))
+        self.biases.append(_HALVES * (fit.heights - _of_halves(part, scores)))
         self.squares += _variance(part, fit, self.basis.bumps)
 
     @property
@@ -257,6 +251,14 @@ class _Part:
         """Eigenvalues and eigenvectors of the products."""
         return spectrum_of(self.products)
 
+    def weighted(self, variance: Tensor) -> Tensor:
+        """The products ``(n, n)`` of features times the root of their variance: those of all times the least variance,
+        and those of the few that have more.
+        """
+        above = variance - _FREE
+        some = self.features.index_select(1, _columns(above > 0, self.features))
+        return _FREE * self.products + products_of(some, above[above > 0])
+
     @cached_property
     def halves(self) -> list[_Part]:
         """The parts with half of the masks each. Their features have a mean, which the products do not have."""
@@ -273,14 +275,14 @@ def _variance(part: _Part, fit: _Fit, bumps: Sequence[Tensor]) -> Tensor:
     n = min(count, _GROUPS)
     groups = torch.eye(n, dtype=torch.float64).repeat(-(-count // n), 1)[:count]
     changes = fit.changes(part.features, groups - groups.mean(dim=0))
-    return (n - 1) / n * _sum_of_squares(changes, bumps).to(fit.scores)
+    return (n - 1) / n * _sum_of_squares(changes, bumps).to(fit.heights)
 
 
-def _of_halves(part: _Part, fit: _Fit) -> Tensor:
+def _of_halves(part: _Part, scores: Tensor) -> Tensor:
     """The mean of the heights of two halves of the masks; 0 for a half whose scores say nothing."""
-    total = torch.zeros_like(fit.heights)
-    for half, rows in zip(part.halves, _halves(len(fit.scores)), strict=True):
-        of_half = _fit(half, fit.scores[rows], fit.tolerance)
+    total = torch.zeros(part.features.shape[1], dtype=torch.float64)
+    for half, rows in zip(part.halves, _halves(len(scores)), strict=True):
+        of_half = _fit(half, scores[rows])
         if of_half is not None:
             total += of_half.heights / 2
     return total
@@ -289,11 +291,6 @@ def _of_halves(part: _Part, fit: _Fit) -> Tensor:
 def _halves(count: int) -> list[Tensor]:
     """The rows of two halves."""
     return [torch.arange(half, count, 2) for half in range(2)]
-
-
-def _is_spread_out(effects: Tensor) -> bool:
-    highest = effects.max()
-    return bool(highest > 0 and (effects > _STANDS_OUT * highest).double().mean() > _SPREAD_OUT)
 
 
 def _bumps(size: int, length: float) -> Tensor:
@@ -332,39 +329,51 @@ def _sum_of_squares(heights: Tensor, bumps: Sequence[Tensor]) -> Tensor:
 
 
 class _Fit(NamedTuple):
-    """Two ridge regressions, the second one of features times ``root``; the slope of scores on what it explains. All
-    is on the CPU, in double precision.
+    """Ridge regressions, each with the variances that the one before gave; the slope of scores on what the last one
+    explains. All is on the CPU, in double precision.
     """
 
-    scores: Tensor
-    first: Ridge
-    second: Ridge
-    root: Tensor
+    ridges: list[Ridge]
     slope: Tensor
-    tolerance: float
 
     @property
     def heights(self) -> Tensor:
         """``(bumps,)``."""
-        return self.slope * self.root * self.second.heights
+        return self.slope * self.ridges[-1].heights
 
     def changes(self, features: Tensor, groups: Tensor) -> Tensor:
         """``(bumps, g)``, how far the heights lie above those without each of some groups of masks ``(n, g)``, to first
         order.
         """
-        first, second = self.first, self.second
-        # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
-        moving = (first.heights.sign() / first.heights.abs().max() * second.heights / self.root).to(features)
-        moved = (features.T @ (first.shares.T @ groups).to(features)).mul_(moving[:, None])
-        own = (second.shares.T @ groups - second.weights @ (features @ moved).to(groups)).to(features)
-        squared = self.root.square().to(features)[:, None]
-        return (features.T @ own).mul_(squared).add_(moved).mul_(self.slope.to(features))
+        # The variances change without a mask, and the heights with them: by themselves (`moved`), and by what masks
+        # then leave for the others to explain (`response`). A variance at its least stays there.
+        moved = features.new_zeros(features.shape[1], groups.shape[1])
+        response = torch.zeros_like(groups)
+        for before, after in itertools.pairwise(self.ridges):
+            rows = _columns(after.variance > _FREE, features)
+            some = features.index_select(1, rows)
+            changed = _changes(before, some, rows, groups, response) + moved[rows]
+            factors = before.heights.sign() / before.heights.abs().max() * after.heights / after.variance
+            changed *= factors.to(features)[rows, None]
+            moved = moved.zero_().index_copy_(0, rows, changed)
+            response = (some @ changed).to(groups)
+        rows = torch.arange(features.shape[1], device=features.device)
+        return _changes(self.ridges[-1], features, rows, groups, response).add_(moved).mul_(self.slope.to(features))
 
 
-def _fit(part: _Part, scores: Tensor, tolerance: float = 0.0) -> _Fit | None:
-    """Both fits of scores ``(n,)``; None where masks or scores are alike. The tolerance of the leave-one-out error is
-    in its standard errors.
-    """
+def _changes(fit: Ridge, features: Tensor, rows: Tensor, groups: Tensor, response: Tensor) -> Tensor:
+    """The part of changes ``(rows, g)`` that some bumps' own features make."""
+    own = (fit.shares.T @ groups - fit.weights @ response).to(features)
+    return (features.T @ own).mul_(fit.variance.to(features)[rows, None])
+
+
+def _columns(chosen: Tensor, features: Tensor) -> Tensor:
+    """The numbers of chosen bumps, on the features' device."""
+    return to_device(chosen.nonzero()[:, 0].numpy(), features.device)
+
+
+def _fit(part: _Part, scores: Tensor) -> _Fit | None:
+    """The fits of scores ``(n,)``; None where masks or scores are alike."""
     if bool((scores == scores[0]).all()):
         return None
     centred = scores - scores[0]
@@ -372,13 +381,14 @@ def _fit(part: _Part, scores: Tensor, tolerance: float = 0.0) -> _Fit | None:
     spread = centred.square().mean().sqrt()
     compressed = torch.tanh((centred[:, None] - centred[None]) / (_LINEAR * spread)).mean(dim=1)
     compressed = compressed - compressed.mean()
-    first = ridge(part.features, part.spectrum, compressed, tolerance)
-    highest = first.heights.abs().max()
-    if not highest > 0:
-        return None
-    variance = first.heights.abs() / highest + _FREE
-    root = variance.sqrt()
-    second = ridge(part.features, spectrum_of(products_of(part.features, variance)), compressed, tolerance)
-    second = second._replace(heights=root * second.heights)
-    squares = second.explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-    return _Fit(scores, first, second, root, centred @ second.explained / squares, tolerance)
+    variance = torch.ones(part.features.shape[1], dtype=torch.float64)
+    ridges = [ridge(part.features, part.spectrum, compressed, variance)]
+    while len(ridges) < _FITS:
+        sizes = ridges[-1].heights.abs()
+        if not sizes.max() > 0:
+            return None
+        variance = (sizes / sizes.max()).clamp_min(_FREE)
+        ridges.append(ridge(part.features, spectrum_of(part.weighted(variance)), compressed, variance))
+    explained = ridges[-1].explained
+    squares = explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+    return _Fit(ridges, centred @ explained / squares)

@@ -19,10 +19,11 @@ _COLUMNS = 2**12
 
 
 class Ridge(NamedTuple):
-    """A ridge regression of n values on features ``(n, bumps)``: what it explains, the error at each mask without it,
-    and weights ``(n, n)``, the inverse of the products of features with the penalty.
+    """A ridge regression of n values on features ``(n, bumps)``: the variance of their heights, what it explains, the
+    error at each mask without it, and weights ``(n, n)``, the inverse of the products of features with the penalty.
     """
 
+    variance: Tensor
     heights: Tensor
     explained: Tensor
     left_out: Tensor
@@ -55,9 +56,10 @@ def spectrum_of(products: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp_min_(0), vectors
 
 
-def ridge(features: Tensor, spectrum: tuple[Tensor, Tensor], wanted: Tensor, tolerance: float) -> Ridge:
-    """The ridge regression of values on features with the largest penalty whose leave-one-out error is within a
-    tolerance of the least one. The spectrum is that of their products.
+def ridge(features: Tensor, spectrum: tuple[Tensor, Tensor], wanted: Tensor, variance: Tensor) -> Ridge:
+    """The ridge regression of values on features, whose heights have some variance. The spectrum is that of their
+    products. The penalty is halfway, in its logarithm, between the one with the least leave-one-out error and the
+    largest one whose error is within one standard error of that.
     """
     values, vectors = spectrum[0][:, None], spectrum[1]
     strengths = (values.mean() * torch.from_numpy(_STRENGTHS)).clamp_min(torch.finfo(torch.float64).tiny)
@@ -68,11 +70,11 @@ def ridge(features: Tensor, spectrum: tuple[Tensor, Tensor], wanted: Tensor, tol
     squares = left_out.square()
     errors = squares.mean(dim=0)
     least = int(errors.argmin())
-    allowed = errors[least] + tolerance * squares[:, least].std() / len(wanted) ** 0.5
-    chosen = int((errors <= allowed).nonzero().max())
+    largest = int((errors <= errors[least] + squares[:, least].std() / len(wanted) ** 0.5).nonzero().max())
+    chosen = (least + largest + 1) // 2
     weights = (vectors / (values.T + strengths[chosen])) @ vectors.T
-    heights = (features.T @ (weights @ wanted).to(features)).to(wanted)
-    return Ridge(heights, explained[:, chosen], left_out[:, chosen], weights)
+    heights = variance * (features.T @ (weights @ wanted).to(features)).to(wanted)
+    return Ridge(variance, heights, explained[:, chosen], left_out[:, chosen], weights)
 
 
 @contextmanager

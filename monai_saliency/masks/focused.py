@@ -15,7 +15,7 @@ from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Observed, Search, Spacing, random_rows
 from monai_saliency.masks.half_effect import half_effect
-from monai_saliency.masks.rise import BoundRISEMasks, RISEMasks
+from monai_saliency.masks.rise import TOGETHER, BoundRISEMasks, RISEMasks
 from monai_saliency.masks.sliding_window import PatchWindowMasks
 from monai_saliency.masks.until import ended, wanted_agreement
 from monai_saliency.utils.arguments import instance, number, whole_number
@@ -216,10 +216,12 @@ class BoundFocusedMasks(BoundRISEMasks):
         as wide at half height), and those beside them. None where no window does.
         """
         score_of = {mask: score for mask, score in observed.by_id.items() if mask[2]}
-        scores = torch.tensor(list(score_of.values()), dtype=torch.float64)
+        ids, scores = list(score_of), torch.tensor(list(score_of.values()), dtype=torch.float64)
         averages = [_averages(bounds) for bounds in self.bounds]
-        kept = self.along_axes(list(score_of), averages)[:, 0].cpu().double()
-        together = torch.tensordot(scores - scores.mean(), kept, dims=1)
+        together = torch.zeros(self.windows, dtype=torch.float64)
+        for rows in torch.arange(len(ids)).split(TOGETHER):
+            kept = self.along_axes([ids[row] for row in rows], averages)[:, 0].cpu().double()
+            together += torch.tensordot(scores[rows] - scores.mean(), kept, dims=1)
         together -= together.mean()
         if not together.max() > 0:
             return []

@@ -15,7 +15,7 @@ from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import Box, blend, everywhere, to_device
 
 # Masks that are looked at together, and those of them that are stretched and added at once.
-_TOGETHER, _AT_ONCE = 256, 16
+TOGETHER, _AT_ONCE = 256, 16
 
 
 class RISEMasks(Masks):
@@ -155,8 +155,8 @@ class BoundRISEMasks(BoundMasks):
         """Rows of masks of one shift along the last axis, these masks stretched along the other axes
         ``(n, cells, rest)``, and the matrix ``(cells, size)`` that stretches them along the last one.
         """
-        for start in range(0, len(ids), _TOGETHER):
-            codes = self.codes(ids[start : start + _TOGETHER])
+        for start in range(0, len(ids), TOGETHER):
+            codes = self.codes(ids[start : start + TOGETHER])
             shifts = codes["shift"][:, -1]
             alike = [np.flatnonzero(shifts == shift) for shift in np.unique(shifts)]
             for rows in (each[at : at + _AT_ONCE] for each in alike for at in range(0, len(each), _AT_ONCE)):

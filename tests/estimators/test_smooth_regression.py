@@ -36,59 +36,61 @@ def ridge(features: np.ndarray, wanted: np.ndarray, strength: float) -> tuple[np
     return solved[:-1], float(solved[-1])
 
 
-def best_strength(features: np.ndarray, wanted: np.ndarray, tolerance: float) -> float:
-    """The largest penalty whose leave-one-out error, by refits, is within some standard errors of the least."""
+def best_strength(features: np.ndarray, wanted: np.ndarray) -> float:
+    """Halfway between the penalty with the least leave-one-out error, by refits, and the largest whose error is within
+    one standard error of that.
+    """
     centred = features - features.mean(axis=0)
     mean = np.linalg.eigvalsh(centred @ centred.T).clip(0).mean()
-    errors = {}
-    for strength in mean * np.logspace(-3, 2, 31):
+    strengths = mean * np.logspace(-3, 2, 31)
+    errors = []
+    for strength in strengths:
         missed = []
         for i in range(len(wanted)):
             others = np.arange(len(wanted)) != i
             heights, constant = ridge(features[others], wanted[others], strength)
             missed.append(wanted[i] - features[i] @ heights - constant)
-        errors[strength] = np.square(missed)
-    least = min(errors.values(), key=np.mean)
-    most = least.mean() + tolerance * least.std(ddof=1) / len(wanted) ** 0.5
-    return max(strength for strength, squares in errors.items() if squares.mean() <= most)
+        errors.append(np.square(missed))
+    least = min(range(31), key=lambda number: float(errors[number].mean()))
+    most = errors[least].mean() + errors[least].std(ddof=1) / len(wanted) ** 0.5
+    largest = max(number for number, squares in enumerate(errors) if squares.mean() <= most)
+    return float(strengths[math.ceil((least + largest) / 2)])
 
 
-def is_spread_out(effects: np.ndarray) -> bool:
-    return bool((effects > 0.1 * effects.max()).mean() > 0.05)
-
-
-def reference(
-    masks: np.ndarray, scores: np.ndarray, cells: int, groups: int, tolerance: float
-) -> tuple[np.ndarray, np.ndarray]:
+def reference(masks: np.ndarray, scores: np.ndarray, cells: int, groups: int) -> tuple[np.ndarray, np.ndarray]:
     """The effect of each voxel, and its jackknife error, by refitting without each mask: changes add up in groups."""
     basis = np.ones((1, 1))
     for size in masks.shape[1:]:
         basis = np.kron(basis, bumps(size, max(1.0, 0.7 * size / cells)))
     features, n = masks.reshape(len(masks), -1) @ basis, len(scores)
     wanted = np.array([np.mean([math.tanh(4 * (a - b) / scores.std()) for b in scores]) for a in scores])
-    strength = best_strength(features, wanted, tolerance)
-    first, _ = ridge(features, wanted, strength)
-    variance = np.abs(first) / np.abs(first).max() + 0.01
-    again = best_strength(features * np.sqrt(variance), wanted, tolerance)
-
-    def second(variance: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        return np.sqrt(variance) * ridge((features * np.sqrt(variance))[kept], wanted[kept], again)[0]
-
     every = np.arange(n)
-    heights = second(variance, every)
-    slope = np.polyfit((features - features.mean(axis=0)) @ heights, scores, 1)[0]
+
+    def fitted(variance: np.ndarray, strength: float, kept: np.ndarray) -> np.ndarray:
+        return np.sqrt(variance) * ridge((features * np.sqrt(variance))[kept], wanted[kept], strength)[0]
+
+    variances, strengths, heights = [np.ones(basis.shape[1])], [best_strength(features, wanted)], []
+    for number in range(3):
+        heights.append(fitted(variances[number], strengths[number], every))
+        if number < 2:
+            variances.append(np.maximum(np.abs(heights[number]) / np.abs(heights[number]).max(), 0.01))
+            strengths.append(best_strength(features * np.sqrt(variances[-1]), wanted))
+    slope = np.polyfit((features - features.mean(axis=0)) @ heights[-1], scores, 1)[0]
     changes, step = [], 1e-4
     for i in range(n):
-        others = every[every != i]
-        moved = np.sign(first) * (first - ridge(features[others], wanted[others], strength)[0]) / np.abs(first).max()
-        response = (second(variance + step * moved, every) - second(variance - step * moved, every)) / (2 * step)
-        changes.append(heights - second(variance, others) + response)
+        others, moved, change = every[every != i], np.zeros(basis.shape[1]), np.zeros(basis.shape[1])
+        for number, (variance, strength) in enumerate(zip(variances, strengths, strict=True)):
+            if number:
+                moved = np.sign(heights[number - 1]) * change / np.abs(heights[number - 1]).max() * (variance > 0.01)
+            up, down = (fitted(variance + side * step * moved, strength, every) for side in (1, -1))
+            change = heights[number] - fitted(variance, strength, others) + (up - down) / (2 * step)
+        changes.append(change)
     maps = slope * np.array(changes) @ basis.T
     maps -= maps.mean(axis=0)
     grouped = [maps[group::groups].sum(axis=0) for group in range(groups)]
     error = np.sqrt((groups - 1) * np.square(grouped).mean(axis=0))
     voxels = math.prod(max(1.0, size / cells) for size in masks.shape[1:])
-    return voxels * (slope * basis @ heights).reshape(masks.shape[1:]), voxels * error.reshape(masks.shape[1:])
+    return voxels * (slope * basis @ heights[-1]).reshape(masks.shape[1:]), voxels * error.reshape(masks.shape[1:])
 
 
 @pytest.mark.parametrize(
@@ -104,9 +106,7 @@ def test_against_refitting_without_each_mask(
     masks = bound.render(range(num_masks))[:, 0].numpy()
     rng = np.random.default_rng(0)
     scores = 1 / (1 + np.exp(-masks.reshape(num_masks, -1) @ rng.normal(size=masks[0].size)))
-    sharp, _ = reference(masks, scores, cells, min(groups, num_masks), tolerance=0.0)
-    assert is_spread_out(sharp)
-    effects, error = reference(masks, scores, cells, min(groups, num_masks), tolerance=1.0)
+    effects, error = reference(masks, scores, cells, min(groups, num_masks))
     both = torch.from_numpy(np.stack([scores, 5 - 2 * scores], axis=1))
     observed = observed_of(bound, both, both[0])
     found = ms.estimators.RegressionScoring(cells).compute(observed).numpy()
@@ -114,8 +114,8 @@ def test_against_refitting_without_each_mask(
     assert_close(found[1], -2 * found[0], within=SOLVED)
     np.testing.assert_allclose(ms.estimators.RegressionScoring(cells).over_seeds(observed)[0].numpy(), error, rtol=1e-4)
     first = np.arange(num_masks) % 2 == 0
-    halves = [reference(masks[rows], scores[rows], cells, 3, tolerance=1.0)[0] for rows in (first, ~first)]
-    bias = sharp - effects + 2 * (effects - np.mean(halves, axis=0))
+    halves = [reference(masks[rows], scores[rows], cells, 3)[0] for rows in (first, ~first)]
+    bias = 2 * (effects - np.mean(halves, axis=0))
     both = np.hypot(error, bias)
     shrunk = np.sign(bias) == np.sign(effects)
     both[shrunk] = np.maximum(error, np.minimum(both, 0.45 * np.abs(effects)))[shrunk]
@@ -205,8 +205,7 @@ def test_more_masks_than_fit_are_divided(limit: str, monkeypatch: pytest.MonkeyP
     found = regression.compute(observed)
     assert_close(found, expected)
     assert regression.standard_error(observed).shape == found.shape
-    # Of each part twice, since its evidence is spread out, and once of each of its halves.
-    assert len(held) == 12
+    assert len(held) == 9  # once of each part, and of each of its halves
 
 
 def test_the_error_over_seeds_is_calibrated() -> None:
