@@ -106,10 +106,9 @@ class RegressionScoring(Estimator):
           does not make the sum larger than 0.45 times the value.
 
         For a value of at least half of the largest one, 1.96 times the error is to reach the mean of maps of eight
-        times as many masks in 95 of 100 cases. On four small tasks in 2D and 3D it does in 95 to 98 for
-        :func:`~monai_saliency.rise` with 160 masks (62 to 89 without the bias), and in 93 to 96 for
-        :func:`~monai_saliency.focused_rise` with 340. With 160 masks that one has 95 to 98 where one place gives the
-        evidence, 65 for three places, and 28 for a product of two places in 3D.
+        times as many masks in 95 of 100 cases. On four small tasks in 2D and 3D it does in 89 to 98 for
+        :func:`~monai_saliency.rise` with 160 masks (68 to 93 without the bias), and in 95 to 98 for
+        :func:`~monai_saliency.focused_rise` with 340 or 160.
         """
         return self._maps(observed, lambda regression: regression.error()) if len(observed.ids) >= 3 else None
 
