@@ -180,6 +180,8 @@ class Failures:
         self.rows: list[dict[str, str]] = []  # of this run, of cases that have not ended with a map since
         self._table = CaseTable(self.path, columns=self.COLUMNS)
         self._withdraws: list[Callable[[str], None]] = []
+        self._failed: list[str] = []  # cases whose earlier results are still there
+        self.withdraws_at_once = shared  # each of several processes sees some cases only
         self._earlier: list[dict[str, str]] = []
         self._lock = Lock()  # cases are explained in one thread and written in another
         with suppress(OSError):  # a folder that cannot be written fails at its first file, with a message
@@ -190,7 +192,9 @@ class Failures:
             self._earlier = self.read()
 
     def withdraw_by(self, withdraw: Callable[[str], None]) -> None:
-        """Have ``withdraw`` remove the results that an earlier run made of a case as soon as the case fails."""
+        """Have ``withdraw`` remove the results that an earlier run made of a case, once the case fails and another has
+        a map: a mistake that fits none, such as windows larger than all scans, must not cost a night's maps.
+        """
         self._withdraws.append(withdraw)
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
@@ -203,8 +207,10 @@ class Failures:
         if isinstance(of_all_cases := root_cause(error), (OutputError, SettingError)):
             raise of_all_cases
         cause = as_case_error(error, case)
-        for withdraw in self._withdraws:
-            withdraw(case)
+        with self._lock:
+            self._failed.append(case)
+        if self.withdraws_at_once:
+            self._withdraw_failed()
         if self.strict:
             raise cause from error
         logger.error("%s (%s)", cause, stage)
@@ -222,9 +228,18 @@ class Failures:
 
     def remove(self, case: str) -> None:
         """Remove the row of a case that has a map now, whichever run has written it."""
+        self.withdraws_at_once = True
+        self._withdraw_failed()
         with self._lock:
             self.rows = [each for each in self.rows if each["case"] != case]
             self._table.replace({case})
+
+    def _withdraw_failed(self) -> None:
+        with self._lock:
+            failed, self._failed = self._failed, []
+        for case in failed:
+            for withdraw in self._withdraws:
+                withdraw(case)
 
     def read(self) -> list[dict[str, str]]:
         """The rows of the file: of this run, of other runs on the folder, and of cases that were not tried again."""

@@ -281,6 +281,19 @@ def test_a_setting_that_fits_no_case_takes_no_earlier_map(
     assert {name for name in before if after.get(name) != before[name]} <= {"run_settings.json"}
 
 
+def test_a_setting_that_fails_every_case_takes_no_earlier_map(tmp_path: Path) -> None:
+    """Which setting fits no case cannot always be told before the cases are tried."""
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=900) for i in range(2)]
+    maps = tmp_path / "maps"
+    Overlay(maps, num_masks=5, activation="none").explain(small_bundle(scans, Brightness()))
+    before = voxels(maps)
+    with pytest.raises(SystemExit, match="2 cases without a map"):
+        Overlay(maps, method="sliding_window", window_size=50).explain(small_bundle(scans, Brightness()))
+    assert voxels(maps) == before
+    assert [row["case"] for row in rows_of(maps / "summary.csv")] == ["0", "1"]
+    assert len(rows_of(maps / "failures.csv")) == 2
+
+
 def test_files_of_one_stem_and_a_second_cohort_in_one_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = ("a.nii", "a.nii.gz", "b.nii.gz")
     scans = [volume(tmp_path / name, (8, 8, 8), AFFINES[1], i, low=0, high=200) for i, name in enumerate(names)]
