@@ -255,8 +255,9 @@ class _Part:
         and those of the few that have more.
         """
         above = variance - _FREE
-        some = self.features.index_select(1, _columns(above > 0, self.features))
-        return _FREE * self.products + products_of(some, above[above > 0])
+        has_more = above > 0
+        some = self.features.index_select(1, _columns(has_more, self.features))
+        return _FREE * self.products + products_of(some, above[has_more])
 
     @cached_property
     def halves(self) -> list[_Part]:
@@ -351,19 +352,20 @@ class _Fit(NamedTuple):
         for before, after in itertools.pairwise(self.ridges):
             rows = _columns(after.variance > _FREE, features)
             some = features.index_select(1, rows)
-            changed = _changes(before, some, rows, groups, response) + moved[rows]
+            changed = _changes(before, some, before.variance.to(features)[rows], groups, response) + moved[rows]
             factors = before.heights.sign() / before.heights.abs().max() * after.heights / after.variance
             changed *= factors.to(features)[rows, None]
             moved = moved.zero_().index_copy_(0, rows, changed)
             response = (some @ changed).to(groups)
-        rows = torch.arange(features.shape[1], device=features.device)
-        return _changes(self.ridges[-1], features, rows, groups, response).add_(moved).mul_(self.slope.to(features))
+        last = self.ridges[-1]
+        changed = _changes(last, features, last.variance.to(features), groups, response)
+        return changed.add_(moved).mul_(self.slope.to(features))
 
 
-def _changes(fit: Ridge, features: Tensor, rows: Tensor, groups: Tensor, response: Tensor) -> Tensor:
-    """The part of changes ``(rows, g)`` that some bumps' own features make."""
+def _changes(fit: Ridge, features: Tensor, variance: Tensor, groups: Tensor, response: Tensor) -> Tensor:
+    """The part of changes ``(bumps, g)`` that the features ``(n, bumps)`` of some bumps make, by their variance."""
     own = (fit.shares.T @ groups - fit.weights @ response).to(features)
-    return (features.T @ own).mul_(fit.variance.to(features)[rows, None])
+    return (features.T @ own).mul_(variance[:, None])
 
 
 def _columns(chosen: Tensor, features: Tensor) -> Tensor:

@@ -31,8 +31,16 @@ from monai_saliency.storage.files import while_unchanged
 from monai_saliency.utils.precision import chosen_arithmetic
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["Unfingerprintable", "checksum_of", "fingerprint", "input_files", "library_versions", "package_version"]
-__all__ += ["paths_of", "scores_key"]
+__all__ = [
+    "Unfingerprintable",
+    "checksum_of",
+    "fingerprint",
+    "input_files",
+    "library_versions",
+    "package_version",
+    "paths_of",
+    "scores_key",
+]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)

@@ -15,8 +15,15 @@ from monai_saliency.errors import OutputError, SettingError, as_case_error, root
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.utils.arguments import a_path, flag
 
-__all__ = ["SUMMARY_COLUMNS", "TRUST_COLUMNS", "CaseTable", "Failures", "write_csv"]
-__all__ += ["LABEL_REGION_COLUMNS", "REGION_COLUMNS"]
+__all__ = [
+    "LABEL_REGION_COLUMNS",
+    "REGION_COLUMNS",
+    "SUMMARY_COLUMNS",
+    "TRUST_COLUMNS",
+    "CaseTable",
+    "Failures",
+    "write_csv",
+]
 
 logger = logging.getLogger(__name__)
 
