@@ -410,6 +410,31 @@ def test_what_is_not_compared_says_why(runs: tuple[Path, Path], tmp_path: Path) 
         assert (index.parent / str(each["src"])).is_file()
 
 
+def test_cases_that_are_predicted_differently_come_first(tmp_path: Path) -> None:
+    """Names of classes may be known to one run only. A map that one run alone has shows its own score and picture."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    scan = head(SHAPE, 0, 1000)
+    names = {"0": "healthy", "1": "lesion"}
+    write_case(a, "first", scan, MAPS[:1], LPS, names=names, prediction=1)
+    write_case(b, "first", scan, MAPS[:1], LPS, prediction=1)
+    write_case(a, "second", scan, MAPS, LPS, names=names, prediction=1, score=0.625)
+    write_case(b, "second", scan, MAPS[:1], LPS, prediction=0)
+    write_case(a, "third", scan, MAPS[:1], LPS, names=names, prediction="")
+    write_case(b, "third", scan, MAPS[:1], LPS, prediction=0)
+    index = write_comparison((a, b), tmp_path / "both")
+    found = [(line.case, line.words, line.predictions, line.is_flipped) for line in Runs((a, b)).compared()]
+    assert found[1:3] == [("second", f"class {i}", ["lesion", "healthy"], True) for i in (0, 1)]
+    assert [flipped for *_, flipped in found] == [False, True, True, False]
+    page = Page(index)
+    places = [page.text.index(f"\n{case}") for case in ("second", "first", "third")]
+    assert places == sorted(places)
+    assert "predictions differ in 1" in page.text
+    assert "lesion and healthy" in page.text
+    assert "only a explains class 1: give both runs the same list of classes" in page.text
+    assert "0.625" in page.text.split("only a")[0]
+    assert len(page.all("img")) == 4 * 2 - 1
+
+
 def test_the_command(runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = map(str, runs)
     main(["report", a, b, "--output_dir", str(tmp_path / "both")])

@@ -23,7 +23,8 @@ def write_comparison(folders: Sequence[str | Path], output_dir: str | Path) -> P
     """Make one report of several runs over one cohort, such as of several methods, seeds, checkpoints or fills.
 
     The report is a table of the maps of each case, class and channel, and how far they agree with the maps of the first
-    run (:class:`~monai_saliency.metrics.MapAgreement`), or why they cannot be compared.
+    run (:class:`~monai_saliency.metrics.MapAgreement`), or why they cannot be compared. Cases that the runs predict
+    differently come first.
 
     Args:
         folders: the output folders of two or more runs.
@@ -43,16 +44,18 @@ def write_comparison(folders: Sequence[str | Path], output_dir: str | Path) -> P
     with locked(report / ".lock"):
         begin_report(report)
         lines = []
-        for number, line in enumerate(runs.compared()):
+        for number, line in enumerate(sorted(runs.compared(), key=lambda line: not line.is_flipped)):
             lines.append((line, write_thumbnails(report, f"{case_id(line.case)}-{number}", line.thumbnails)))
         compared = sum(line.agreement is not None for line, _ in lines)
         sizes = [f"{name}: {len(cohort.cases)} cases" for name, cohort in zip(runs.names, runs.cohorts, strict=True)]
+        cases = len({line.case for line, _ in lines if line.is_flipped})
+        flipped = [f"predictions differ in {cases}"] if cases else []
         page = rendered(
             "compared.html",
             title=f"Saliency maps compared: {', '.join(runs.names)}",
             first=runs.names[0],
             lines=lines,
-            figures=[*sizes, f"{compared} pairs of maps compared", f"{len(lines) - compared} not"],
+            figures=[*sizes, f"{compared} pairs of maps compared", f"{len(lines) - compared} not", *flipped],
             classes=sorted({line.words for line, _ in lines if line.words}),
             scales=runs.scales,
         )
@@ -70,6 +73,12 @@ class Compared:
     agreement: MapAgreement | None = None
     problem: str = ""
     thumbnails: Sequence[bytes] = ()
+    predictions: Sequence[str] = ("", "")
+
+    @property
+    def is_flipped(self) -> bool:
+        """Whether the runs predict the case differently."""
+        return "" not in self.predictions and len(set(self.predictions)) > 1
 
 
 class Runs:
@@ -109,6 +118,7 @@ class _Maps:
             raise ValueError(f"failed in {run}: {case.failure.get('error', '')}")
         self.case, self.run = case, run
         self.pictures = [] if case.kept is None else Shown.of(case, scales).thumbnails()
+        self.class_names = {} if case.kept is None else case.kept.class_names
         self.file, _ = case.open_maps()
         # By the class's number: one run may know names that another does not.
         self.places = {class_words({**row, "class_name": ""}): place for place, row in enumerate(case.rows)}
@@ -130,12 +140,23 @@ def _of_case(ours: _Maps, theirs: _Maps) -> Iterator[Compared]:
         raise ValueError(f"the grids differ, {shapes} voxels: explain the same scans")
     if not np.allclose(ours.file.affine, theirs.file.affine, rtol=1e-4, atol=1e-3):
         raise ValueError("the affines differ: explain the same scans")
+    # By a name if one of the runs knows it.
+    names = ours.class_names | theirs.class_names
+    predicted = [maps.case.rows[0].get("prediction", "") for maps in (ours, theirs)]
+    predictions = [names.get(each, each) for each in predicted]
     for words in dict.fromkeys([*ours.places, *theirs.places]):
-        if words in ours.places and words in theirs.places:
-            yield _compared(ours, theirs, words)
-        else:
-            owner = ours.run if words in ours.places else theirs.run
-            yield Compared(ours.case.case, theirs.run, words, problem=f"only {owner} explains {words}")
+        shared = words in ours.places and words in theirs.places
+        line = _compared(ours, theirs, words) if shared else _alone(ours, theirs, words)
+        yield replace(line, predictions=predictions)
+
+
+def _alone(ours: _Maps, theirs: _Maps, words: str) -> Compared:
+    """The line of a map that only one of two runs has."""
+    owner = ours if words in ours.places else theirs
+    place = owner.places[words]
+    rows = [owner.case.rows[place] if maps is owner else {} for maps in (ours, theirs)]
+    problem = f"only {owner.run} explains {words}: give both runs the same list of classes"
+    return Compared(ours.case.case, theirs.run, words, rows, None, problem, owner.pictures[place : place + 1])
 
 
 def _compared(ours: _Maps, theirs: _Maps, words: str) -> Compared:
