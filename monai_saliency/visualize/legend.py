@@ -109,6 +109,12 @@ class Legend:
             words.append(CHANCE)
         return "; ".join(words)
 
+    @staticmethod
+    def against(saliency: np.ndarray, coloured: np.ndarray) -> str:
+        """A sentence about a map with cold colours only; empty for others."""
+        is_cold = coloured.any() and not (saliency[coloured] > 0).any()
+        return "no place supports the score: all that is coloured speaks against it" if is_cold else ""
+
     def small_print(self, has_error: bool, has_label: bool) -> list[str]:
         """Lines for the colour bar: what is not coloured, whose scale it is, and what an outline shows."""
         lines = [f"not coloured: below {self.floor(has_error):.2g}"]

@@ -177,7 +177,7 @@ def _row(
     return _Row(
         saliency,
         legend,
-        verdict=legend.verdict(saliency, error),
+        verdict=legend.verdict(saliency, error) or legend.against(saliency, coloured),
         is_coloured=bool(coloured.any()),
         has_error=error is not None,
         planes=planes,
@@ -195,7 +195,7 @@ def save_picture(figure: Figure, path: str | Path | IO[bytes], picture_format: s
 
 
 def _heading(title: str, rows: Sequence[_Row]) -> list[str]:
-    """The lines above a figure: its title, and for each row whether nothing matters or chance can make the map."""
+    """The lines above a figure: its title, and a sentence for each row where nothing supports the score."""
     lines = [title] if title else []
     for number, row in enumerate(rows, start=1):
         if row.verdict:

@@ -256,7 +256,10 @@ def test_one_predicate_for_what_may_be_chance(peak: Any, noise: float, error: An
     errors = None if error is None else np.full((4, 5), error)
     verdict = legend.verdict(saliency, errors)
     assert (CHANCE in verdict, "changes the score by more than" in verdict) == (chance, nothing)
-    assert legend.coloured(saliency, errors).any() == (not verdict)
+    coloured = legend.coloured(saliency, errors)
+    assert coloured.any() == (not verdict)
+    words = "no place supports the score: all that is coloured speaks against it"
+    assert [legend.against(each, coloured) for each in (saliency, -saliency)] == ["", "" if verdict else words]
     row = {"peak_saliency": peak, "lowest_saliency": 0.0, "noise": noise, "verdict": verdict}
     assert is_noise(row) == chance
 

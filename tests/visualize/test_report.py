@@ -291,6 +291,17 @@ def test_a_case_where_nothing_matters(tmp_path: Path) -> None:
     assert [colour > 20 for colour in colours] == [False, False, True]  # chance, nothing, peak
 
 
+def test_a_map_with_cold_colours_only(tmp_path: Path) -> None:
+    """Its page and its picture say so: no place of a peak helps a reader there."""
+    cold = MAPS[:1].clip(max=0)
+    write_case(tmp_path, "cold", head(SHAPE, 0, 1), cold, OBLIQUE)
+    write_report(tmp_path)
+    words = "no place supports the score: all that is coloured speaks against it"
+    assert f"class 0: {words}" in Page(page_of(tmp_path, "cold")).text
+    heading = ms.visualize.plot_saliency(head(SHAPE, 0, 1), cold, OBLIQUE, scale=1).get_suptitle()
+    assert heading.replace("\n", " ") == words
+
+
 @pytest.mark.parametrize("words", ["", "score change, summed over 3 window sizes (softmax probability)"])
 def test_a_value_above_the_scores_range_is_explained(words: str, tmp_path: Path) -> None:
     write_case(tmp_path, "a", head(SHAPE, 0, 1), 2.6 * MAPS[:1], OBLIQUE, **({"words": words} if words else {}))
@@ -298,13 +309,16 @@ def test_a_value_above_the_scores_range_is_explained(words: str, tmp_path: Path)
     assert Page(write_report(tmp_path)).text.count("above 1") == 1
     page, other = (Page(page_of(tmp_path, case)).text for case in "ab")
     assert f"values up to {2.6 * MAPS[0].max():.3g}" in page
+    assert "no place supports the score" not in page
     assert ("This map adds up the score's changes" in page) == bool(words)
     assert "values up to" not in other
 
 
 def test_points_of_the_plots_lie_where_their_figures_do(tmp_path: Path) -> None:
+    """A plot whose points lie on a line across or up, such as of one price for all cases, shows nothing."""
     for case, score, peak, seconds in (("a", 0.2, 0.1, 2.0), ("b", 0.6, 0.5, 4.0), ("c", 0.4, 0.2, 3.0)):
-        write_case(tmp_path, case, head(SHAPE, 0, 1), 2 * peak * MAPS[:1], OBLIQUE, score=score, seconds=seconds)
+        values = {"score": score, "seconds": seconds, "forwards": 10 * seconds, "peak_in_label": "True"}
+        write_case(tmp_path, case, head(SHAPE, 0, 1), 2 * peak * MAPS[:1], OBLIQUE, **values)
     write_report(tmp_path)
     peaks, cost = cohort_plots(read_cohort(tmp_path))
     assert [(point.x, point.y) for point in peaks.points] == [
@@ -313,6 +327,7 @@ def test_points_of_the_plots_lie_where_their_figures_do(tmp_path: Path) -> None:
     assert [point.y for point in cost.points] == [0, 1, 0.5]
     assert [point.address for point in peaks.points] == [f"cases/{case_id(case)}.html" for case in "abc"]
     assert [words for _, words in peaks.ticks[0]] == ["0.2", "0.4", "0.6"]
+    assert peaks.across == "probability"
 
 
 # Insertion and deletion curves.

@@ -187,6 +187,7 @@ def test_each_control_changes_the_volume(open_page: Open, folder: Path) -> None:
     maps = np.asarray(nib.load(folder / "ct/one_saliency.nii.gz").dataobj)
     # It begins at the peak.
     assert check_crosshair(page, folder) == np.unravel_index(maps[..., 0].argmax(), maps.shape[:3])
+    expect(page.locator("#words")).to_contain_text("This map: -0.25 to 0.5")
     before = stage.screenshot()
     for control, value in (
         *(("x", 12), ("y", 20), ("z", 25), ("opacity", 150), ("opacity", 900), ("threshold", 600), ("threshold", 100)),
@@ -270,6 +271,7 @@ def test_nothing_is_cut(size: tuple[int, int], open_page: Open, folder: Path) ->
         page = open_page(path, size)
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
+            page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
             inside = "each => !each.closest('.matrix') && each.getBoundingClientRect().right > innerWidth + 1"
             assert not page.evaluate(

@@ -72,7 +72,7 @@ def _plot(rows: Sequence[Any]) -> str:
     axes = figure.subplots()
     for number, row in points:
         axes.errorbar(row["seconds"], row["auprc"], row["auprc_error"], fmt="ko", capsize=3, markersize=4)
-        axes.annotate(f" {number}", (row["seconds"], row["auprc"]))
+        axes.annotate(str(number), (row["seconds"], row["auprc"]), (8, 0), textcoords="offset points", va="center")
     axes.set(xlabel="seconds a case", ylabel="AUPRC", ylim=(0, 1), xlim=(0, None))
     file = io.BytesIO()
     save_picture(figure, file, "svg")

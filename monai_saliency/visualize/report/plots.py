@@ -57,46 +57,43 @@ class _Axis:
 
     def placed(self, values: Sequence[float], digits: int) -> tuple[list[float], list[tuple[float, str]]]:
         """The places of values in [0, 1], and three ticks."""
-        low, high = self.limits or (min(values, default=0.0), max(values, default=0.0))
-        if high <= low:
-            margin = abs(low) or 1.0
-            low, high = low - margin, high + margin
+        low, high = self.limits or (min(values), max(values))
         span = high - low
         ticks = [(share, number(low + share * span, digits)) for share in (0.0, 0.5, 1.0)]
         return [(value - low) / span for value in values], ticks
 
 
-_SCORE = _Axis("score", "score")
-
-
 def cohort_plots(cohort: Cohort) -> list[Plot]:
-    """The plots of a cohort that have points: score and peak for each unit, agreement with the label, and cost."""
+    """The plots of a cohort: score and peak for each unit, agreement with the label, and cost. A plot is left out if
+    all maps have the same value on one of its axes.
+    """
     rows: dict[str, Row] = {}  # of each map, by the address of its page
     for case in cohort.cases:
         for place, row in enumerate(case.rows):
             page = f"cases/{case.id}.html"
             rows[f"{page}#map={place}" if place else page] = row
-    plots = []
-    for unit in dict.fromkeys(row.get("unit", "") for row in rows.values()):
+    plots, units = [], list(dict.fromkeys(row.get("unit", "") for row in rows.values()))
+    score = _Axis("score", "probability" if {"log-odds", "probability"}.issuperset(units) else "score")
+    for unit in units:
         of_unit = {address: row for address, row in rows.items() if row.get("unit", "") == unit}
-        score = _Axis("score", "probability") if unit == "log-odds" else _SCORE
         peak = _Axis("peak_saliency", f"peak ({unit or 'score'})")
-        plots.append(_plot("Score and peak", of_unit, score, peak))
+        plots += _plot("Score and peak", of_unit, score, peak)
     for column, words in _AGREEMENT.items():
         if any(row.get(column) for row in rows.values()):
             agreement = _Axis(column, words, (0.0, 1.0))
-            plots.append(_plot("Agreement with the label", rows, _SCORE, agreement))
+            plots += _plot("Agreement with the label", rows, score, agreement)
             break
-    plots.append(_plot("Cost of this run", rows, _Axis("forwards", "forwards"), _Axis("seconds", "seconds")))
-    return [plot for plot in plots if plot.points]
+    return plots + _plot("Cost of this run", rows, _Axis("forwards", "forwards"), _Axis("seconds", "seconds"))
 
 
-def _plot(title: str, rows: Mapping[str, Row], across: _Axis, up: _Axis) -> Plot:
-    """A plot of the maps that have values on both axes."""
+def _plot(title: str, rows: Mapping[str, Row], across: _Axis, up: _Axis) -> list[Plot]:
+    """A plot of the maps that have values on both axes; none if the values of one axis are all the same."""
     drawn = {}
     for address, row in rows.items():
         if math.isfinite(across.value(row)) and math.isfinite(up.value(row)):
             drawn[address] = row
+    if any(len({axis.value(row) for row in drawn.values()}) < 2 for axis in (across, up)):
+        return []
     lefts, x_ticks = across.placed([across.value(row) for row in drawn.values()], 3)
     heights, y_ticks = up.placed([up.value(row) for row in drawn.values()], 2)
     points = []
@@ -104,7 +101,7 @@ def _plot(title: str, rows: Mapping[str, Row], across: _Axis, up: _Axis) -> Plot
         figures = ", ".join(f"{axis.words} {number(row[axis.column])}" for axis in (across, up))
         words = f"{row['case']}, {class_words(row)}: {figures}"
         points.append(Point(left, height, address, words, bool(row["verdict"])))
-    return Plot(title, across.words, up.words, points, (x_ticks, y_ticks))
+    return [Plot(title, across.words, up.words, points, (x_ticks, y_ticks))]
 
 
 # Curves. --------------------------------------------------------------------------------------------------------------

@@ -122,6 +122,7 @@ class Shown:
             "floor": min(legend.floor(error is not None), layer.scale),
             "signed": legend.signed,
             "nothing": layer.verdict,
+            "against": legend.against(layer.values, layer.coloured),
             "focus": layer.focus,
         }
 

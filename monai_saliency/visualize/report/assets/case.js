@@ -126,6 +126,12 @@ class CasePage {
     this.choice = { map: parseInt(value, 10), isError: value.endsWith("e") };
     this.setThreshold(this.choice.isError ? 0 : page.maps[this.choice.map].floor);
     await this.draw();
+    const { isError, map } = this.shown;
+    const { codes, step } = await this.volume(this.choice.map, isError ? "error" : "map");
+    const [low, high] = [Math.min, Math.max].map((further) => brief(step * codes.reduce((a, b) => further(a, b), 0)));
+    byId("words").textContent = isError
+      ? `standard error of the ${map.words}: up to ${high}`
+      : `${map.words}. This map: ${low} to ${high}`;
   }
 
   /** Draw the chosen map: strengths in [-1, 1], 0 where nothing is coloured. */
@@ -143,7 +149,6 @@ class CasePage {
       strengths[i] = Math.sign(value) * Math.sqrt(Math.min(1, size / scale));
     }
     this.viewer.setMap(strengths, byId("opacity").value / 1000);
-    byId("words").textContent = isError ? `standard error of the ${map.words}` : map.words;
     byId("threshold-value").textContent = brief(this.threshold);
     byId("opacity-value").textContent = `${Math.round(byId("opacity").value / 10)} %`;
     this.drawBar();
