@@ -178,7 +178,7 @@ class AttachedHandler(SaliencyHandler):
             f"monai_saliency: {self.words} ({type(engine).__name__}) runs {type(engine.network).__name__} by "
             f"{type(self._own).__name__} on {found} {tuple(images[0].shape)}; "
             f"{self._words(_predicted(engine, call), len(images), images[0])}, by {settings.chosen.name}, hidden by "
-            f"{getattr(fill, '__name__', fill)}; maps go to {self.folder}",
+            f"{getattr(self.inferer.fill, '__name__', self.inferer.fill)}; maps go to {self.folder}",
             flush=True,
         )
 

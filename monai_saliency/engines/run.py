@@ -109,7 +109,9 @@ def _check_complete(handler: SaliencyHandler, engine: Engine | None) -> None:
 def _print_figures(evaluator: SupervisedEvaluator) -> None:
     metrics = evaluator.state.metrics.items()
     numbers = {name: float(value) for name, value in metrics if isinstance(value, (int, float))}
-    figures = [f"{name} {value:.0f}" if abs(value) >= 1000 else f"{name} {value:.3g}" for name, value in numbers.items()]
+    figures = [
+        f"{name} {value:.0f}" if abs(value) >= 1000 else f"{name} {value:.3g}" for name, value in numbers.items()
+    ]
     if figures:
         print(f"cohort: {', '.join(figures)}", flush=True)
 

@@ -16,6 +16,7 @@ from monai_saliency.cases import Case, case_name, image_file
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.utils.arguments import callable_network, torch_device, written
 from monai_saliency.utils.tensors import with_meta_of
+from monai_saliency.visualize.legend import Legend, legends_text
 
 
 # Of RandomizableTrait, although nothing is random: MONAI's caches stop before it. They do not notice other weights.
@@ -68,16 +69,20 @@ class Saliency(Transform, RandomizableTrait):
         Returns:
             the map ``(K, *spatial)``, or ``(K * C, *spatial)`` where channels have masks of their own.
         """
+        return self._with_legends(img, labels, held or {})[0]
+
+    def _with_legends(self, img: Any, labels: Any, held: Mapping[str, Any]) -> tuple[MetaTensor, list[Legend]]:
+        """The map of an image, and what its colours mean in a picture."""
         image = convert_to_tensor(img, track_meta=True)
         batch = image[None] if self.device is None else image[None].to(self.device)
         others = {}
-        for name, value in (held or {}).items():
+        for name, value in held.items():
             other = convert_to_tensor(value, device=batch.device)
             others[name] = other[None]
         case = Case.of(image[None], name=case_name(image), file=image_file(image), labels=labels)
         inputs = self.inferer.inputs.join(batch, others)
         (explanation,) = self.inferer.explain(inputs, self.network, cases=[case])
-        return with_meta_of(image, explanation.saliency.to(image.device))
+        return with_meta_of(image, explanation.saliency.to(image.device)), Legend.of(explanation)
 
 
 class Saliencyd(MapTransform, RandomizableTrait):
@@ -87,7 +92,8 @@ class Saliencyd(MapTransform, RandomizableTrait):
         keys: the images to explain.
         network: any callable on batches ``(B, C, *spatial)``.
         inferer: explains, as made by :func:`monai_saliency.rise` and the other methods.
-        names: where the maps go, one for each key; ``"<key>_saliency"`` by default.
+        names: where the maps go, one for each key; ``"<key>_saliency"`` by default. A text under ``"<name>_legends"``
+            tells :class:`SaveSaliencyd` what the colours of its picture mean.
         device: where to explain; the image's own device by default.
         label_key: where an item holds its label map ``(1, *spatial)``, for masks and targets that are made of regions.
         held_keys: where an item holds the network's other inputs, which stay as they are; they are passed on under
@@ -132,5 +138,6 @@ class Saliencyd(MapTransform, RandomizableTrait):
         for key, name in self.key_iterator(d, self.names):
             held = {other: d[other] for other in self.held_keys}
             labels = None if self.label_key is None else d[self.label_key]
-            d[name] = self.saliency(d[key], labels, held)
+            d[name], legends = self.saliency._with_legends(d[key], labels, held)
+            d[f"{name}_legends"] = legends_text(legends)
         return d

@@ -169,10 +169,10 @@ class SaveSaliencyd(MapTransform):
     MONAI's own transforms, such as ``Flipd``. For a file that nibabel cannot read, such as a photograph, the grid is
     the one that MONAI gives it: the first axis counts the columns.
 
-    Pictures of a cohort have one scale: the score's own range where the item has its ``"explanation"`` and the target
-    knows the range (1 for a probability), or ``scale``. Without either, each case has its own scale, with a note in
-    the picture. A picture uses the standard error of the map (``"standard_error"`` for ``"saliency"``, else
-    ``"<key>_standard_error"``) if it lies on the same grid, and otherwise the explanation's noise.
+    Pictures of a cohort have one scale: the score's own range where the item has its ``"explanation"`` or the map is of
+    :class:`Saliencyd`, and the target knows the range (1 for a probability), or ``scale``. Without either, each case
+    has its own scale, with a note in the picture. A picture uses the standard error of the map (``"standard_error"``
+    for ``"saliency"``, else ``"<key>_standard_error"``) if it lies on the same grid, else the explanation's noise.
 
     Args:
         keys: the keys of the maps ``(K, *spatial)``, in the score's unit.
@@ -266,7 +266,7 @@ class SaveSaliencyd(MapTransform):
             errors = error.numpy(force=True)
         # A map that is not on its scan may have been moved in a way that no affine records.
         label = None if GRID_KEY in data else _label(case, data.get("label"), grid, data[key])
-        legends = legends_of(data.get("explanation"), maps, self.scale)
+        legends = legends_of(data.get("explanation"), maps, self.scale, data.get(f"{key}_legends", ""))
         return _Shown(case, str(key), grid, maps, grid.voxels(), errors, label, legends)
 
     def _draw(self, shown: _Shown, title: str, labels: list[str] | None) -> Path:

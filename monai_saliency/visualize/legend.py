@@ -5,9 +5,10 @@ Colours are cold below zero and warm above, and grow with the square root of the
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -152,17 +153,30 @@ class Legend:
         return legends
 
 
+def legends_text(legends: Sequence[Legend]) -> str:
+    """Legends as a text, which data loaders can collate."""
+    return json.dumps([asdict(legend) for legend in legends])
+
+
 def legends_of(
-    explanation: Explanation | None, maps: Sequence[np.ndarray] | np.ndarray, scale: float | None = None
+    explanation: Explanation | None,
+    maps: Sequence[np.ndarray] | np.ndarray,
+    scale: float | None = None,
+    text: str = "",
 ) -> list[Legend]:
-    """The legend of each of K maps ``(*spatial)``, by its explanation where it has one, else by the maps alone.
+    """The legend of each of K maps ``(*spatial)``, by its explanation where it has one, or by the ``text`` of
+    :func:`legends_text`, else by the maps alone.
 
     Raises:
         ValueError: when ``scale`` is not a number above 0.
     """
     if scale is not None:
         positive_numbers("scale", scale)
-    legends = [] if explanation is None else Legend.of(explanation, scale)
+    legends = [Legend(**fields) for fields in json.loads(text or "[]")]
+    if scale is not None:
+        legends = [replace(legend, scale=scale, note="") for legend in legends]
+    if explanation is not None:
+        legends = Legend.of(explanation, scale)
     if len(legends) == len(maps):
         return legends
     largest = max(map(_largest, maps), default=0.0)

@@ -14,8 +14,8 @@ import pytest
 import torch
 from matplotlib.contour import ContourSet
 from matplotlib.figure import Figure
-from monai.data import MetaTensor
-from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged
+from monai.data import DataLoader, Dataset, MetaTensor, decollate_batch
+from monai.transforms import Compose, EnsureChannelFirstd, Flipd, Invertd, LoadImaged
 from PIL import Image
 
 import monai_saliency as ms
@@ -165,6 +165,31 @@ def test_a_photograph_is_drawn_as_it_was_explained(tmp_path: Path, drawn: list[A
         item["saliency"] = MetaTensor(torch.rand(1, 9, 6)).copy_meta_from(item["image"])
         SaveSaliencyd("saliency", tmp_path / "out")(item)
         np.testing.assert_array_equal(drawn[-1][0].axes[0].images[0].get_array()[::-1], shown)  # from below
+
+
+@pytest.mark.parametrize("scale", [None, 2.0])
+def test_a_pipelines_picture_of_a_scan_where_nothing_matters(tmp_path: Path, drawn: list[Any], scale: Any) -> None:
+    """The transform's map has its legend with it, through a loader's batches and ``Invertd``: a score that hardly moves
+    colours nothing, and the picture says why.
+    """
+    a_case(tmp_path)
+    preprocessing = Compose([LoadImaged("image"), EnsureChannelFirstd("image"), Flipd("image", 0)])
+
+    def network(images: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(3 + 0.01 * images[:, :, 3:7, 2:6, 4:6].mean((2, 3, 4)), (1, 0))
+
+    explain = ms.sliding_window(4, target=ms.ClassScore([1], "softmax"), progress=False)
+    to_map = ms.Saliencyd("image", network, explain, names="saliency")
+    items = Dataset([{"image": str(tmp_path / "ct_7.nii.gz"), "case": "ct_7"}], Compose([preprocessing, to_map]))
+    back = Invertd("saliency", preprocessing, "image", nearest_interp=False)
+    for batch in DataLoader(items, batch_size=1):
+        for item in decollate_batch(batch):
+            SaveSaliencyd("saliency", output_dir=tmp_path / "out", scale=scale)(back(item))
+    figure, given = drawn[0]
+    assert nib.load(tmp_path / "out" / "ct_7_saliency.nii.gz").get_fdata().any()
+    assert "no part of this scan changes the score by more than" in figure.get_suptitle().replace("\n", " ")
+    assert given["legends"][0].scale == (scale or 5.0)
+    assert "log-odds" in given["legends"][0].words
 
 
 def test_a_picture_as_svg(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from monai_saliency.visualize.pictures import save_picture
 from monai_saliency.visualize.report.build import rendered, write_page
 from monai_saliency.visualize.report.kept_scan import case_id
 
-__all__ = ["draw_map", "write_methods"]
-
 
 def draw_map(folder: Path, case: str, name: str, values: torch.Tensor, label: torch.Tensor | None) -> None:
     """Draw a map ``(*spatial)``, of 3D the slice with most of the label, or else the middle one, for the page."""

@@ -44,11 +44,10 @@ class Plot:
 
 @dataclass(frozen=True)
 class _Axis:
-    """A column of ``summary.csv`` as an axis: its words, and its limits, by default the lowest and highest value."""
+    """A column of ``summary.csv`` as an axis from the lowest to the highest value, and its words."""
 
     column: str
     words: str
-    limits: tuple[float, float] | None = None
 
     def value(self, row: Row) -> float:
         """The value of a row; nan where it has none."""
@@ -57,8 +56,7 @@ class _Axis:
 
     def placed(self, values: Sequence[float], digits: int) -> tuple[list[float], list[tuple[float, str]]]:
         """The places of values in [0, 1], and three ticks."""
-        low, high = self.limits or (min(values), max(values))
-        span = high - low
+        low, span = min(values), max(values) - min(values)
         ticks = [(share, number(low + share * span, digits)) for share in (0.0, 0.5, 1.0)]
         return [(value - low) / span for value in values], ticks
 
@@ -80,8 +78,7 @@ def cohort_plots(cohort: Cohort) -> list[Plot]:
         plots += _plot("Score and peak", of_unit, score, peak)
     for column, words in _AGREEMENT.items():
         if any(row.get(column) for row in rows.values()):
-            agreement = _Axis(column, words, (0.0, 1.0))
-            plots += _plot("Agreement with the label", rows, score, agreement)
+            plots += _plot("Agreement with the label", rows, score, _Axis(column, words))
             break
     return plots + _plot("Cost of this run", rows, _Axis("forwards", "forwards"), _Axis("seconds", "seconds"))
 
