@@ -164,6 +164,8 @@ def test_the_demo_runs_our_bundle(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_the_help_of_a_method_is_its_docstring() -> None:
     assert describe("multi_scale_window").splitlines()[0].endswith("that hide a voxel, of every size alike.")
     assert re.match(r"rise: RISE \(Petsiuk.*\n  --num_masks null: ", describe("rise"))
+    assert "above 0 and below 1 (UntilMasks)" in describe("rise")
+    assert "`" not in "".join(map(describe, ms.methods.__all__))
 
 
 def wrapped(cause: Exception) -> Exception:

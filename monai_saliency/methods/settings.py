@@ -67,7 +67,7 @@ def describe(name: str | Method) -> str:
     default.
     """
     method = find_method(name)
-    text = inspect.getdoc(method) or ""
+    text = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"\1", inspect.getdoc(method) or "").replace("``", "")
     sentence = re.split(r"(?<=[.])\s+(?=[A-Z])", " ".join(text.partition("\n\n")[0].split()))[0]
     lines = [f"{method.__name__}: {sentence}"]
     for id, parameter in own_settings(method).items():
