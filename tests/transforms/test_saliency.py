@@ -117,7 +117,8 @@ class TestSaliencyd:
         ct, mr = (torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(i)) for i in range(2))
         item = {"ct": ct, "mr": mr, "age": 63}
         out = Saliencyd(["ct", "mr"], total, EXPLAIN)(item)
-        assert set(out) == {"ct", "mr", "age", "ct_saliency", "mr_saliency"}
+        maps = {"ct_saliency", "mr_saliency"}
+        assert set(out) == {"ct", "mr", "age"} | maps | {f"{name}_legends" for name in maps}
         assert set(item) == {"ct", "mr", "age"}
         for key in ("ct", "mr"):
             assert_same_bits(out[f"{key}_saliency"].as_tensor(), EXPLAIN(item[key][None], total)[0])
@@ -125,7 +126,7 @@ class TestSaliencyd:
 
     def test_names(self) -> None:
         image = torch.ones(1, 4, 4)
-        assert set(Saliencyd("image", total, EXPLAIN, names="why")({"image": image})) == {"image", "why"}
+        assert set(Saliencyd("image", total, EXPLAIN, names="why")({"image": image})) == {"image", "why", "why_legends"}
         out = Saliencyd(["a", "b"], total, EXPLAIN, names=["x", "y"])({"a": image, "b": 2 * image})
         assert (float(out["x"][0, 0, 0]), float(out["y"][0, 0, 0])) == (4.0, 16.0)
         with pytest.raises(ValueError, match="`names` must name one place for each of the keys"):
