@@ -49,7 +49,7 @@ def write_comparison(folders: Sequence[str | Path], output_dir: str | Path) -> P
         compared = sum(line.agreement is not None for line, _ in lines)
         sizes = [f"{name}: {len(cohort.cases)} cases" for name, cohort in zip(runs.names, runs.cohorts, strict=True)]
         cases = len({line.case for line, _ in lines if line.is_flipped})
-        flipped = [f"predictions differ in {cases}"] if cases else []
+        flipped = [f"cases predicted differently: {cases}"] if cases else []
         page = rendered(
             "compared.html",
             title=f"Saliency maps compared: {', '.join(runs.names)}",
