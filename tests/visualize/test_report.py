@@ -444,7 +444,7 @@ def test_cases_that_are_predicted_differently_come_first(tmp_path: Path) -> None
     places = [page.text.index(f"\n{case}") for case in ("second", "first", "third")]
     assert places == sorted(places)
     assert "cases predicted differently: 1" in page.text
-    assert "lesion and healthy" in page.text
+    assert "lesion → healthy" in page.text
     assert "only a explains class 1: give both runs the same list of classes" in page.text
     assert "0.625" in page.text.split("only a")[0]
     assert len(page.all("img")) == 4 * 2 - 1
