@@ -30,8 +30,6 @@ from monai_saliency.utils.timing import stage
 
 # The length over which the map is smooth, in cells.
 _SMOOTH = 0.7
-# Differences of scores are compressed beyond this share of their standard deviation.
-_LINEAR = 0.25
 # Fits, and the least variance of a bump's height in all but the first one, as a share of the largest.
 _FITS, _FREE = 3, 0.01
 # Groups of masks that the jackknife leaves out in turn; with fewer masks, each is a group.
@@ -62,9 +60,6 @@ class RegressionScoring(Estimator):
       ridge regression has in closed form, and the largest one whose error is within one standard error of that (Breiman
       et al., Classification and Regression Trees, 1984, section 3.4.3): the first is better for evidence in few places,
       the second for evidence that is spread out.
-    - A probability saturates: its few largest differences would decide. So the regression is of
-      ``y_i = mean_j tanh(4 (f_i - f_j) / spread(f))`` for scores f, and the map is multiplied by the slope of f on what
-      the regression explains.
     - More than 600 masks, or than fit into 128 MB, are divided, and the maps of all parts are averaged (divide and
       conquer, Zhang, Duchi and Wainwright, 2015).
 
@@ -329,17 +324,14 @@ def _sum_of_squares(heights: Tensor, bumps: Sequence[Tensor]) -> Tensor:
 
 
 class _Fit(NamedTuple):
-    """Ridge regressions, each with the variances that the one before gave; the slope of scores on what the last one
-    explains. All is on the CPU, in double precision.
-    """
+    """Ridge regressions, each with the variances that the one before gave. All is on the CPU, in double precision."""
 
     ridges: list[Ridge]
-    slope: Tensor
 
     @property
     def heights(self) -> Tensor:
         """``(bumps,)``."""
-        return self.slope * self.ridges[-1].heights
+        return self.ridges[-1].heights
 
     def changes(self, features: Tensor, groups: Tensor) -> Tensor:
         """``(bumps, g)``, how far the heights lie above those without each of some groups of masks ``(n, g)``, to first
@@ -359,7 +351,7 @@ class _Fit(NamedTuple):
             response = (some @ changed).to(groups)
         last = self.ridges[-1]
         changed = _changes(last, features, last.variance.to(features), groups, response)
-        return changed.add_(moved).mul_(self.slope.to(features))
+        return changed.add_(moved)
 
 
 def _changes(fit: Ridge, features: Tensor, variance: Tensor, groups: Tensor, response: Tensor) -> Tensor:
@@ -377,19 +369,14 @@ def _fit(part: _Part, scores: Tensor) -> _Fit | None:
     """The fits of scores ``(n,)``; None where masks or scores are alike."""
     if bool((scores == scores[0]).all()):
         return None
-    centred = scores - scores[0]
+    centred = scores - scores[0]  # a score far from 0 would lose its last bits in a mean
     centred = centred - centred.mean()
-    spread = centred.square().mean().sqrt()
-    compressed = torch.tanh((centred[:, None] - centred[None]) / (_LINEAR * spread)).mean(dim=1)
-    compressed = compressed - compressed.mean()
     variance = torch.ones(part.features.shape[1], dtype=torch.float64)
-    ridges = [ridge(part.features, part.spectrum, compressed, variance)]
+    ridges = [ridge(part.features, part.spectrum, centred, variance)]
     while len(ridges) < _FITS:
         sizes = ridges[-1].heights.abs()
         if not sizes.max() > 0:
             return None
         variance = (sizes / sizes.max()).clamp_min(_FREE)
-        ridges.append(ridge(part.features, spectrum_of(part.weighted(variance)), compressed, variance))
-    explained = ridges[-1].explained
-    squares = explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-    return _Fit(ridges, centred @ explained / squares)
+        ridges.append(ridge(part.features, spectrum_of(part.weighted(variance)), centred, variance))
+    return _Fit(ridges)

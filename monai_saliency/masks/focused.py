@@ -71,7 +71,7 @@ class FocusedMasks(Masks):
         self,
         regression: Any,
         num_masks: int = 340,
-        grid_size: int | Sequence[int] = 8,
+        grid_size: int | Sequence[int] = 10,
         p1: float | str = "auto",
         seed: int = 0,
         inferer: SlidingWindowInferer | None = None,

@@ -63,19 +63,17 @@ def reference(masks: np.ndarray, scores: np.ndarray, cells: int, groups: int) ->
     for size in masks.shape[1:]:
         basis = np.kron(basis, bumps(size, max(1.0, 0.7 * size / cells)))
     features, n = masks.reshape(len(masks), -1) @ basis, len(scores)
-    wanted = np.array([np.mean([math.tanh(4 * (a - b) / scores.std()) for b in scores]) for a in scores])
     every = np.arange(n)
 
     def fitted(variance: np.ndarray, strength: float, kept: np.ndarray) -> np.ndarray:
-        return np.sqrt(variance) * ridge((features * np.sqrt(variance))[kept], wanted[kept], strength)[0]
+        return np.sqrt(variance) * ridge((features * np.sqrt(variance))[kept], scores[kept], strength)[0]
 
-    variances, strengths, heights = [np.ones(basis.shape[1])], [best_strength(features, wanted)], []
+    variances, strengths, heights = [np.ones(basis.shape[1])], [best_strength(features, scores)], []
     for number in range(3):
         heights.append(fitted(variances[number], strengths[number], every))
         if number < 2:
             variances.append(np.maximum(np.abs(heights[number]) / np.abs(heights[number]).max(), 0.01))
-            strengths.append(best_strength(features * np.sqrt(variances[-1]), wanted))
-    slope = np.polyfit((features - features.mean(axis=0)) @ heights[-1], scores, 1)[0]
+            strengths.append(best_strength(features * np.sqrt(variances[-1]), scores))
     changes, step = [], 1e-4
     for i in range(n):
         others, moved, change = every[every != i], np.zeros(basis.shape[1]), np.zeros(basis.shape[1])
@@ -85,12 +83,12 @@ def reference(masks: np.ndarray, scores: np.ndarray, cells: int, groups: int) ->
             up, down = (fitted(variance + side * step * moved, strength, every) for side in (1, -1))
             change = heights[number] - fitted(variance, strength, others) + (up - down) / (2 * step)
         changes.append(change)
-    maps = slope * np.array(changes) @ basis.T
+    maps = np.array(changes) @ basis.T
     maps -= maps.mean(axis=0)
     grouped = [maps[group::groups].sum(axis=0) for group in range(groups)]
     error = np.sqrt((groups - 1) * np.square(grouped).mean(axis=0))
     voxels = math.prod(max(1.0, size / cells) for size in masks.shape[1:])
-    return voxels * (slope * basis @ heights[-1]).reshape(masks.shape[1:]), voxels * error.reshape(masks.shape[1:])
+    return voxels * (basis @ heights[-1]).reshape(masks.shape[1:]), voxels * error.reshape(masks.shape[1:])
 
 
 @pytest.mark.parametrize(
