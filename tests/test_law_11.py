@@ -48,7 +48,7 @@ ESTIMATORS: dict[type[Estimator], tuple[Estimator, ms.masks.Masks]] = {
     HierarchicalScoring: (HierarchicalScoring(), ms.masks.HierarchicalMasks(4, levels=1)),
     ShapleyScoring: (ShapleyScoring(), ms.masks.CoalitionMasks(13, regions=quarters)),
     HSICScoring: (HSICScoring(), ms.masks.GridMasks(40, 3, seed=2)),
-    MinimalRegionScoring: (MinimalRegionScoring(), ms.masks.MinimalMasks(0.5, 4, levels=2)),
+    MinimalRegionScoring: (MinimalRegionScoring(), ms.masks.MinimalMasks(0.5, ms.masks.HierarchicalMasks(4, levels=2))),
     SobolScoring: (SobolScoring(), ms.masks.SobolMasks(8, 2, seed=2)),
     OcclusionScoring: (OcclusionScoring(), ms.masks.SlidingWindowMasks(3, 2)),
     MCRISEScoring: (MCRISEScoring(), ms.masks.MCRISEMasks(40, [ms.ConstantFill(1.0)], 3, seed=2)),

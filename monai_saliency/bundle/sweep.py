@@ -13,10 +13,10 @@ import torch
 
 from monai_saliency.bundle.command import settings_of
 from monai_saliency.handlers.summary import Summary, figures
-from monai_saliency.metrics.agreement import correlation
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.storage.tables import CaseTable, Failures, write_csv
 from monai_saliency.utils.arguments import require
+from monai_saliency.utils.tensors import correlation
 from monai_saliency.visualize.report.cases import MapFile
 
 if TYPE_CHECKING:

@@ -17,5 +17,15 @@ from monai_saliency.fills.named import AutoFill, fill_in_unit
 from monai_saliency.fills.scan_unit import ScanUnitFill
 from monai_saliency.fills.simple import BlurFill, ConstantFill, MeanFill
 
-__all__ = ["AutoFill", "BlurFill", "CaseFill", "ConstantFill", "DonorFill", "InpaintFill", "MeanFill", "MirrorFill"]
-__all__ += ["ScanUnitFill", "fill_in_unit"]
+__all__ = [
+    "AutoFill",
+    "BlurFill",
+    "CaseFill",
+    "ConstantFill",
+    "DonorFill",
+    "InpaintFill",
+    "MeanFill",
+    "MirrorFill",
+    "ScanUnitFill",
+    "fill_in_unit",
+]

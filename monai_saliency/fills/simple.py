@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from monai_saliency.utils.arguments import finite_numbers, positive_numbers, written
+from monai_saliency.utils.arguments import finite_numbers, per_axis, positive_numbers, written
 from monai_saliency.utils.precision import exact_arithmetic
 
 
@@ -92,14 +91,8 @@ class BlurFill:
         self.sigma = sigma
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        sigmas = np.atleast_1d(self.sigma).tolist()
-        dims = images.ndim - 2
-        if len(sigmas) not in (1, dims):
-            raise ValueError(f"`sigma` must be one number or one per spatial axis ({dims}), got {self.sigma}")
-        if len(sigmas) < dims:
-            sigmas = sigmas * dims
         with exact_arithmetic(images.device):
-            for sigma in sigmas:  # the first axis becomes the last one
+            for sigma in per_axis("sigma", self.sigma, images.ndim - 2):  # the first axis becomes the last one
                 matrix = _blurring(images.shape[2], sigma).to(images)
                 images = torch.tensordot(images, matrix, dims=([2], [1]))
         return images

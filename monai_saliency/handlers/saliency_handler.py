@@ -323,7 +323,7 @@ class SaliencyHandler:
         """Make and write the map of a case, in the background."""
         # This thread has its own mode, and never needs gradients.
         with self._listing(case), torch.no_grad(), stage("save"):
-            seconds, begun = explained.seconds(), time.perf_counter()
+            seconds, begun = explained.seconds, time.perf_counter()
             item, explanation = _on_host(item, explained.explanation, self.saliency_key, self.standard_error_key)
             seconds += time.perf_counter() - begun
             for key in {self.saliency_key, self.standard_error_key, "disagreement"} & item.keys():

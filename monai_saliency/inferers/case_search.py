@@ -114,9 +114,9 @@ class CaseSearch:
         return True
 
     def _started(self) -> list[_Running]:
-        """The search of each score; one for all where masks do not depend on scores, or nothing is explained."""
+        """The search of each score; one for all where masks do not depend on scores."""
         reference, count = self.reference_scores, len(self.reference_scores)
-        if not self.masks.adaptive or not count:
+        if not self.masks.adaptive:
             return [_Running(slice(0, count), BoundMasks.search(self.masks, reference))]
         columns = [slice(k, k + 1) for k in range(count)]
         return [_Running(column, self.masks.search(reference[column])) for column in columns]

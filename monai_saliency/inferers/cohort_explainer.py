@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,7 +27,6 @@ from monai_saliency.storage.score_store import ScoreStore, StoredScores
 from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.arguments import callable_network, instance
 from monai_saliency.utils.tensors import plain
-from monai_saliency.utils.timing import Timestamp
 
 logger = logging.getLogger(__name__)
 
@@ -52,27 +52,19 @@ class ScoredCase:
         index: its place in the batch.
         state: its scores.
         claim: to be closed when the case is written.
-        start: when the batch began.
-        end: when it was scored.
-        count: how many cases were scored together.
+        seconds: how long scoring it took; of cases that were scored together, each its share.
     """
 
     index: int
     state: CaseState | EnsembleState
     claim: ExitStack
-    start: Timestamp
-    end: Timestamp
-    count: int
+    seconds: float
 
     @cached_property
     def explanation(self) -> Explanation:
         """The case's explanation."""
         with torch.no_grad():
             return self.state.explanation()
-
-    def seconds(self) -> float:
-        """The seconds that scoring this case took. Waits until the device has come to its end."""
-        return self.end.seconds_since(self.start) / self.count
 
 
 @dataclass(frozen=True)
@@ -204,7 +196,7 @@ class CohortExplainer:
                 f"part {part.index + 1} of {part.count} of {names} is to be done here, but its scores cannot be kept, "
                 "so parts cannot come together: let workers share cases (--saliency_split cases)"
             )
-        start, states = Timestamp(images.device), None
+        begun, states = time.perf_counter(), None
         try:
             held = {name: torch.cat([each.held[name] for each in claimed]) for name in claimed[0].held}
             inputs = inferer.inputs.join(images, held)
@@ -219,11 +211,11 @@ class CohortExplainer:
             for i, each in enumerate(claimed):
                 self._explain(images[i : i + 1], [each], write, inferer)
             return
-        end = Timestamp(images.device)
+        seconds = (time.perf_counter() - begun) / len(claimed)  # scores were checked, so the device has come to its end
         for each, state in zip(claimed, states, strict=True):
             # Whoever completes a case by its part holds all of it.
             if state is not None and (part.count == 1 or self._claim(each.case.name, WHOLE, each.claim)):
-                write(ScoredCase(each.index, state, each.claim, start, end, len(claimed)))
+                write(ScoredCase(each.index, state, each.claim, seconds))
             else:
                 each.claim.close()
 

@@ -157,8 +157,6 @@ class Explanation:
 
     def _largest(self, values: Callable[[Observed, torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """The largest absolute value of each score's rows, its unperturbed one among them, ``(K,)``."""
-        if not len(self.reference_scores):
-            return self.reference_scores
         found = []
         for observed in self.observed:
             scores = torch.cat([observed.reference_scores[None], observed.scores])

@@ -38,7 +38,6 @@ class GradientInferer(WholeMethodInferer):
     """Explains images by the derivative of the score, for comparison."""
 
     method: GradientMethod
-    samples = "samples"
 
     def __init__(self, method: GradientMethod, target: Target, *args: Any, **settings: Any) -> None:
         words = "a white-box method such as IntegratedGradients()"

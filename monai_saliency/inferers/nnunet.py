@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from monai.inferers import SlidingWindowInferer
 
-from monai_saliency.utils.arguments import require
+from monai_saliency.utils.arguments import fraction, require
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import everywhere, plain
 
@@ -48,14 +48,12 @@ class NNUNetInferer(SlidingWindowInferer):
         sw_batch_size: int = 2,
         device: torch.device | str | None = None,
     ) -> None:
-        if not 0 < step_size <= 1:
-            raise ValueError(f"`step_size` must be in (0, 1], got {step_size}")
+        self.step_size = fraction("step_size", step_size)
         size = [int(edge) for edge in patch_size]
         # A volume's slices are its patches of one voxel along the first axis.
         roi_size = (1,) * (3 - len(size)) + tuple(size)
         super().__init__(roi_size, sw_batch_size, overlap=1 - step_size, mode="gaussian", device=device)
         self.patch_size = tuple(size)
-        self.step_size = step_size
         compute = require("nnunetv2.inference.sliding_window_prediction", extra="nnunet").compute_gaussian
         weights = compute(tuple(size), value_scaling_factor=_PEAK, dtype=self.blended_in, device=torch.device("cpu"))
         self.roi_weight_map = weights.reshape(roi_size)

@@ -35,7 +35,6 @@ from monai_saliency.inferers.row_check import RowCheck, RowsDepend, run_alone, s
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.networks.inputs import TensorInput
 from monai_saliency.networks.outputs import read
-from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import everywhere
 from monai_saliency.utils.timing import stage
@@ -82,10 +81,6 @@ def _problems(forward: Forward, masks: BoundMasks, image: torch.Tensor) -> Itera
         yield "the target reads a function of the network's output"
     if known := {"device", "buffer_steps", "buffer_dim", "condition"} & set(forward.kwargs):
         yield f"the inferer is called with {sorted(known)}"
-    rows = [leaf.shape[0] for leaf in tree_leaves((forward.args, forward.kwargs)) if getattr(leaf, "ndim", 0)]
-    # One row, or more rows than a batch has patches, cannot be one for each patch.
-    if any(1 < count <= inferer.sw_batch_size for count in rows):
-        yield "an argument of the network is an array, which may hold something for each patch of a batch"
     if image.dtype not in (torch.float32, torch.float64):
         yield f"images of {image.dtype} are blended too coarsely"
     if masks.restrict(masks.first_round()[:1], PatchGrid(inferer, image.shape[1:]).boxes[0]) is None:
@@ -165,16 +160,16 @@ class RememberedPatches:
             self.check.refuse_changed(self._first[0][0], what)
 
     def _check(self, entries: Sequence[Sequence[int]], output: torch.Tensor) -> None:
-        """Compare with the same alone: the first patch in the batch that holds an image's middle, where its content is,
-        and the patch that changed most in a case's first perturbed batch.
+        """Compare with the same alone: the patch with the most content in a case's first batch, and the patch that
+        changed most in its first perturbed batch.
         """
         found: dict[tuple[int, bool], tuple[float, int]] = {}
         for place, (case, row, patch) in enumerate(entries):
             key = case, row > 0
-            if key in self._unchecked and (row or patch == self.grid.middle):
+            if key in self._unchecked:
                 unperturbed = self.states[case].case.image[everywhere(self.grid.boxes[patch])]
-                gap = float((self.batch[place][everywhere(self.grid.crop)] - unperturbed).abs().sum())
-                found[key] = max(found.get(key, (-1.0, 0)), (gap, place if row else 0))
+                shown = self.batch[place][everywhere(self.grid.crop)] - (unperturbed if row else 0.0)
+                found[key] = max(found.get(key, (-1.0, 0)), (float(shown.abs().sum()), place))
         self._unchecked -= found.keys()
         # All are copied first: the next forward may overwrite them.
         copied = [(entries[place], sampled(output[place : place + 1])[0]) for _, place in found.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ from monai_saliency.targets.base import Target
 
 class WholeMethodInferer(PerturbationInferer):
     """Explains images by a method that is more than masks and an estimator, case by case."""
-
-    samples: ClassVar[str] = "masks"
 
     def __init__(
         self,
@@ -59,8 +57,8 @@ class WholeMethodInferer(PerturbationInferer):
     def score_here(self, job: Job, meet: Meet | None = None) -> list[CaseState]:
         if meet is not None or (job.part is not None and job.part.count > 1):
             raise ValueError(
-                f"the {self.samples} of {type(self.method).__name__} cannot be shared between workers: let these share "
-                "cases (--saliency_split cases)"
+                f"the forwards of {type(self.method).__name__} cannot be shared between workers: let these share cases "
+                "(--saliency_split cases)"
             )
         forward = self.forward(job.network, job.args, job.kwargs)
         with torch.no_grad(), evaluating(job.network):

@@ -127,11 +127,6 @@ class Observed:
     def __post_init__(self) -> None:
         if self.scores is None:
             self.scores = self.reference_scores.new_zeros(0, len(self.reference_scores))
-        if self.scores.shape != (len(self.ids), len(self.reference_scores)):
-            raise ValueError(
-                f"`scores` must have shape {(len(self.ids), len(self.reference_scores))} (masks, explained values), "
-                f"got {tuple(self.scores.shape)}"
-            )
 
     @property
     def by_id(self) -> dict[Id, float]:
@@ -304,15 +299,12 @@ class BoundMasks(ABC):
         Raises:
             IndexError: for masks of one round, when an id is out of range.
         """
-        if len(ids) and not self.adaptive:
+        if not self.adaptive:
             for number in {min(ids), max(ids)}:
                 if not 0 <= number < len(self):
                     raise IndexError(f"mask ids must be in [0, {len(self)}), got {number}")
         device = torch.device(device) if device is not None else self.device
         box = self._whole if box is None else box
-        if not len(ids):
-            shape = [side.stop - side.start for side in box]
-            return torch.zeros(0, self.channels or 1, *shape, dtype=self.dtype, device=device)
         with exact_arithmetic(device):
             if not self.smooth:
                 return self._render_box(self.codes(ids), box, device)

@@ -45,10 +45,9 @@ class GridMasks(Masks):
     ) -> None:
         if grid_size is not None:
             whole_numbers("grid_size", grid_size, 1)
-        probability("p1", p1)
         self.num_masks = whole_number("num_masks", num_masks, 1)
         self.grid_size = grid_size
-        self.p1 = float(p1)
+        self.p1 = probability("p1", p1)
         self.seed = whole_number("seed", seed, 0)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionMasks:
@@ -59,7 +58,7 @@ class GridMasks(Masks):
         shape = image.shape[1:]
         size = round(_CELLS ** (1 / len(shape))) if self.grid_size is None else self.grid_size
         index = torch.zeros((), dtype=torch.int32, device=image.device)
-        for cells, voxels in zip(per_axis("grid_size", size, shape), shape, strict=True):
+        for cells, voxels in zip(per_axis("grid_size", size, len(shape)), shape, strict=True):
             count = min(cells, voxels)
             index = index[..., None] * count + torch.arange(voxels, device=image.device) * count // voxels
         return Regions(list(range(1, int(index.max()) + 2)), (index + 1).to(torch.int32))

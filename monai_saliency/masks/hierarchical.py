@@ -18,7 +18,7 @@ from monai_saliency.masks.region import check_regions, find_regions
 from monai_saliency.masks.sizes import check_sizes, check_unit, in_voxels, overlap
 from monai_saliency.masks.sliding_window import BoundBoxMasks, affordable
 from monai_saliency.masks.smooth import check_smooth, widths_of
-from monai_saliency.utils.arguments import instance, number, whole_number
+from monai_saliency.utils.arguments import fraction, instance, whole_number
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import Box, to_device, within
 
@@ -70,9 +70,7 @@ class HierarchicalMasks(Masks):
         check_sizes(unit, window_size=window_size)
         self.window_size = window_size
         self.levels = whole_number("levels", levels, 1)
-        self.keep = number("keep", keep)
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"`keep` must be in (0, 1], a share of the windows, got {keep}")
+        self.keep = fraction("keep", keep)
         words = "a SlidingWindowInferer, on whose patch grid windows lie"
         self.inferer = instance("inferer", inferer, SlidingWindowInferer, words, none=True)
         self.smooth = check_smooth(smooth)
@@ -265,7 +263,6 @@ class BoundRegionHierarchyMasks(BoundHierarchicalMasks):
         whole = [np.array([0, size]) for size in self.spatial_shape]
         self.bounds = [whole, *self.bounds[: masks.levels - 1]]
         self._most = [self.index.size] * self.num_levels
-        self._known: dict[Id, list[Id]] = {}
         digest = hashlib.sha256(self.index.tobytes()).hexdigest()
         self.key = ("RegionHierarchyMasks", self.key, self.num_levels, tuple(self.values), digest)
 
@@ -275,18 +272,15 @@ class BoundRegionHierarchyMasks(BoundHierarchicalMasks):
 
     def _pieces(self, part: Id) -> list[Id]:
         """The pieces of a part in the longest windows that split it; none if no window does."""
-        if part not in self._known:
-            level, region, box = part[0], part[-1], self._box(part)
-            places = [at + side.start for at, side in zip((self.index[box] == region).nonzero(), box, strict=True)]
-            self._known[part] = []
-            for finer in range(level + 1, self.num_levels):
-                sides = zip(self.bounds[finer], places, strict=True)
-                along = [np.searchsorted(ends, at, side="right") - 1 for ends, at in sides]
-                windows = np.unique(np.stack(along, axis=1), axis=0)
-                if len(windows) > 1:
-                    self._known[part] = [(finer, *window, region) for window in windows.tolist()]
-                    break
-        return self._known[part]
+        level, region, box = part[0], part[-1], self._box(part)
+        places = [at + side.start for at, side in zip((self.index[box] == region).nonzero(), box, strict=True)]
+        for finer in range(level + 1, self.num_levels):
+            sides = zip(self.bounds[finer], places, strict=True)
+            along = [np.searchsorted(ends, at, side="right") - 1 for ends, at in sides]
+            windows = np.unique(np.stack(along, axis=1), axis=0)
+            if len(windows) > 1:
+                return [(finer, *window, region) for window in windows.tolist()]
+        return []
 
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """As for windows, and ``region`` int ``(n,)``, counted from 1."""

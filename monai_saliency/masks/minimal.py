@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from monai.inferers import SlidingWindowInferer
 from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Observed, Search, Spacing
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.sizes import overlap
-from monai_saliency.utils.arguments import number
+from monai_saliency.utils.arguments import fraction
 from monai_saliency.utils.tensors import Box, within
 
 # Sets between two sizes that are scored in one round: more need fewer rounds, and more forwards.
@@ -40,11 +38,7 @@ class MinimalMasks(Masks):
 
     Args:
         share: of the score's rise that is kept, in (0, 1].
-        window_size: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
-        levels: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
-        keep: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
-        unit: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
-        inferer: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
+        windows: which windows are hidden one by one; ``HierarchicalMasks()`` by default.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) as for ``HierarchicalMasks``.
@@ -52,24 +46,14 @@ class MinimalMasks(Masks):
     Example::
 
         >>> import torch
-        >>> bound = MinimalMasks(window_size=4, levels=2).bind(torch.zeros(1, 8, 8))
+        >>> bound = MinimalMasks(windows=HierarchicalMasks(window_size=4, levels=2)).bind(torch.zeros(1, 8, 8))
         >>> len(bound.first_round())  # every window
         4
     """
 
-    def __init__(
-        self,
-        share: float = 0.9,
-        window_size: float | Sequence[float] | None = None,
-        levels: int = 4,
-        keep: float = 0.08,
-        unit: str = "voxel",
-        inferer: SlidingWindowInferer | None = None,
-    ) -> None:
-        self.share = number("share", share)
-        if not 0 < self.share <= 1:
-            raise ValueError(f"`share` must be in (0, 1], a share of the score's rise that is kept, got {share}")
-        self.windows = HierarchicalMasks(window_size, levels, keep, unit, inferer)
+    def __init__(self, share: float = 0.9, windows: HierarchicalMasks | None = None) -> None:
+        self.share = fraction("share", share)
+        self.windows = windows or HierarchicalMasks()
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         return BoundMinimalMasks(self, image, spacing)

@@ -60,8 +60,7 @@ class RegionMasks(Masks):
         smooth: float | Sequence[float] = 0,
     ) -> None:
         self.num_masks = None if num_masks is None else whole_number("num_masks", num_masks, 1)
-        probability("p1", p1)
-        self.p1 = float(p1)
+        self.p1 = probability("p1", p1)
         self.seed = whole_number("seed", seed, 0)
         self.regions, self.needs_labels = check_regions(regions)
         self.smooth = check_smooth(smooth)

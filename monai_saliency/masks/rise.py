@@ -48,9 +48,8 @@ class RISEMasks(Masks):
     def __init__(self, num_masks: int, grid_size: int | Sequence[int] = 8, p1: float = 0.5, seed: int = 0) -> None:
         self.num_masks = whole_number("num_masks", num_masks, 1)
         whole_numbers("grid_size", grid_size, 1)
-        probability("p1", p1)
         self.grid_size = grid_size
-        self.p1 = float(p1)
+        self.p1 = probability("p1", p1)
         self.seed = whole_number("seed", seed, 0)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
@@ -62,7 +61,7 @@ class BoundRISEMasks(BoundMasks):
 
     def __init__(self, masks: RISEMasks, image: Tensor) -> None:
         super().__init__(image)
-        grid = per_axis("grid_size", masks.grid_size, self.spatial_shape)
+        grid = per_axis("grid_size", masks.grid_size, len(self.spatial_shape))
         self._cut(masks, grid, tuple(-(-n // s) for n, s in zip(self.spatial_shape, grid, strict=True)), 1)
         self.key = ("RISEMasks", self.seed, self.p1, self.num_masks, grid, self.spatial_shape)
         # NumPy cannot jump within a stream of bounded integers, so all shifts are drawn now: a few bytes per mask.
@@ -94,8 +93,6 @@ class BoundRISEMasks(BoundMasks):
 
     def along_axes(self, ids: Ids, matrices: Sequence[Tensor]) -> Tensor:
         """As for all masks, but the matrices are multiplied by those that stretch, so no mask is rendered."""
-        if not len(ids):
-            return super().along_axes(ids, matrices)
         double = accumulation_dtype(self.device)
         with exact_arithmetic(self.device):
             sides = zip(self._stretching(self.device), matrices, strict=True)
@@ -237,9 +234,8 @@ class RandomGridMasks(Masks):
         self.unit = check_unit(unit, "cell_size", cell_size)
         check_sizes(unit, cell_size=cell_size)
         self.num_masks = whole_number("num_masks", num_masks, 1)
-        probability("p1", p1)
         self.cell_size = cell_size
-        self.p1 = float(p1)
+        self.p1 = probability("p1", p1)
         self.seed = whole_number("seed", seed, 0)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:

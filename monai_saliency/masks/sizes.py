@@ -28,7 +28,7 @@ def check_sizes(unit: str, **sizes: Any) -> None:
 
 def in_voxels(name: str, sizes: Any, unit: str, spatial_shape: Sequence[int], spacing: Spacing) -> tuple[int, ...]:
     """Sizes along each axis, in voxels."""
-    found = per_axis(name, sizes, spatial_shape)
+    found = per_axis(name, sizes, len(spatial_shape))
     return voxels_of_mm(found, spacing) if unit == "mm" else found
 
 

@@ -59,9 +59,7 @@ class SlidingRadialMasks(Masks):
         if radius is not None:
             positive_numbers("radius", radius)
         if sigma is not None:
-            finite_numbers("sigma", sigma)
-            if np.min(sigma) < 0:
-                raise ValueError(f"`sigma` must be at least 0, the blur's standard deviation, got {sigma}")
+            finite_numbers("sigma", sigma, 0)
         self.radius = radius
         self.stride = stride
         self.sigma = sigma
@@ -79,8 +77,8 @@ class _BoundSlidingRadialMasks(BoundMasks):
         radius: Any = [max(1.0, n / 16) for n in shape] if masks.radius is None else masks.radius
         step = in_voxels("stride", radius if masks.stride is None else masks.stride, masks.unit, shape, spacing)
         edges = np.array(spacing if spacing is not None and masks.unit == "mm" else [1.0] * len(shape))
-        self.radii = np.array(per_axis("radius", radius, shape)) / edges
-        self.sigmas = np.array(per_axis("sigma", 0.0 if masks.sigma is None else masks.sigma, shape)) / edges
+        self.radii = np.array(per_axis("radius", radius, len(shape))) / edges
+        self.sigmas = np.array(per_axis("sigma", 0.0 if masks.sigma is None else masks.sigma, len(shape))) / edges
         if (((np.array(shape) - 1) / self.radii) ** 2).sum() < 1:
             raise ValueError(
                 f"`radius` {tuple(self.radii.tolist())}, in voxels, hides the whole image of spatial shape {shape} "
@@ -106,10 +104,7 @@ class _BoundSlidingRadialMasks(BoundMasks):
     def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
         centres = self.codes(ids)["centre"]
         start, end = np.array([[side.start, side.stop - 1] for side in box]).T
-        if self.sigmas.any():
-            return ((centres + self._reach >= start) & (centres - self._reach <= end)).all(axis=1), centres
-        near = np.clip(centres, start, end) - centres
-        return ((near / self.radii) ** 2).sum(axis=1) < 1, centres
+        return ((centres + self._reach >= start) & (centres - self._reach <= end)).all(axis=1), centres
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
         sides = [side.stop - side.start for side in box]

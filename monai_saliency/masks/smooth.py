@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from monai_saliency.utils.arguments import finite_numbers, per_axis
@@ -15,15 +14,13 @@ from monai_saliency.utils.tensors import Box
 
 def check_smooth(value: Any) -> Any:
     """The width of an edge, as it was given."""
-    finite_numbers("smooth", value)
-    if np.min(value) < 0:
-        raise ValueError(f"`smooth` must be at least 0, the width of an edge in voxels, got {value}")
+    finite_numbers("smooth", value, 0)
     return value
 
 
 def widths_of(smooth: Any, spatial_shape: Sequence[int]) -> tuple[float, ...]:
     """The width of an edge along each axis; empty where all edges are crisp."""
-    widths = tuple(max(1.0, float(width)) for width in per_axis("smooth", smooth, spatial_shape))
+    widths = tuple(max(1.0, float(width)) for width in per_axis("smooth", smooth, len(spatial_shape)))
     return widths if max(widths) > 1 else ()
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from monai_saliency.masks.base import BoundMasks, Masks, Observed, Search, Spacing
 from monai_saliency.utils.arguments import instance, number, whole_number
 from monai_saliency.utils.precision import accumulation_dtype
+from monai_saliency.utils.tensors import correlation
 
 # The first round has at least two masks for each half.
 _FEWEST = 4
@@ -109,8 +110,11 @@ class _Stop:
         for half in range(2):
             ids, scores = observed.ids[half::2], observed.scores[half::2]
             compared = Observed(observed.masks, observed.reference_scores, ids, scores)
-            maps.append(_places(observed.masks, self.estimator.compute(compared)))
-        return min(map(_agreement, *maps), default=1.0)
+            places = _places(observed.masks, self.estimator.compute(compared))
+            maps.append(places.to(accumulation_dtype(places.device)))
+        found = correlation(*maps).nan_to_num()  # of a map without any difference 0
+        agreements = torch.where(found > 0, 2 * found / (1 + found), found)  # Spearman-Brown
+        return float(agreements.min())
 
 
 def _places(masks: BoundMasks, maps: Tensor) -> Tensor:
@@ -137,17 +141,3 @@ def ended(found: float, until: float) -> str:
     if found >= until:
         return f"agreement {found:.3f} reached"
     return f"the budget is used, agreement {found:.3f} is below {until:g}"
-
-
-def _agreement(one: Tensor, other: Tensor) -> float:
-    """How far a map of all masks would agree with another one, estimated from two halves (Spearman-Brown)."""
-    found = _correlation(one, other)
-    return 2 * found / (1 + found) if found > 0 else found
-
-
-def _correlation(one: Tensor, other: Tensor) -> float:
-    """Pearson's correlation of two rows of values; 0 where one of them is constant."""
-    long = accumulation_dtype(one.device)
-    first, second = (values - values.mean() for values in (one.to(long), other.to(long)))
-    norm = float(first.norm() * second.norm())
-    return float(first @ second) / norm if norm > 0 else 0.0

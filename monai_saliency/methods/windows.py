@@ -238,7 +238,8 @@ def minimal_region(
         >>> float(saliency.sum()), float(saliency[0, 0, 5, 10])
         (1.0, 1.0)
     """
-    masks = MinimalMasks(share, window_size, levels, keep, window_unit, sliding_inferer(settings.get("inferer")))
+    cuts = sliding_inferer(settings.get("inferer"))
+    masks = MinimalMasks(share, HierarchicalMasks(window_size, levels, keep, window_unit, cuts))
     return PerturbationInferer(masks, target, estimator or MinimalRegionScoring(), **settings)
 
 

@@ -13,6 +13,7 @@ from monai_saliency.metrics.base import checked_maps
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.plausibility import highest_voxels
 from monai_saliency.utils.precision import accumulation_dtype
+from monai_saliency.utils.tensors import correlation
 
 
 def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -24,20 +25,6 @@ def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def _ranks(rows: torch.Tensor) -> torch.Tensor:
     """The rank of each value in its row, float64 ``(n, N)`` on the CPU; equal values share their mean rank."""
     return torch.from_numpy(rankdata(rows.numpy(force=True), axis=1))
-
-
-def correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Pearson's correlation ``(n,)`` of rows ``(n, N)``, in [-1, 1]; NaN where all values of a row are equal."""
-    ours = first - first.mean(1, keepdim=True)
-    theirs = second - second.mean(1, keepdim=True)
-    size = ((ours**2).sum(1) * (theirs**2).sum(1)).sqrt()
-    both_vary = _vary(first) & _vary(second)
-    return torch.where(both_vary, (ours * theirs).sum(1) / size, torch.nan)
-
-
-def _vary(rows: torch.Tensor) -> torch.Tensor:
-    """Whether a row ``(n, N)`` has different values, bool ``(n,)``."""
-    return (rows != rows[:, :1]).any(1)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from scipy.ndimage import center_of_mass
 
 from monai_saliency.utils.arguments import instance
 
@@ -40,12 +43,9 @@ def peak_voxel(saliency: np.ndarray) -> tuple[int, ...]:
 def _most_central(inside: np.ndarray) -> tuple[int, ...]:
     """The index of the voxel inside, bool ``(*spatial)``, that is nearest to the centre of all voxels inside."""
     distance = np.where(inside, np.float32(0), np.float32(np.inf))
-    # The centre comes from counts along each axis, so that a flat map of a large scan needs no list of all voxels.
-    for axis, size in enumerate(inside.shape):
-        other_axes = tuple(other for other in range(inside.ndim) if other != axis)
-        places, counts = np.arange(size), inside.sum(axis=other_axes)
-        centre = (counts @ places) / counts.sum()
-        squares = ((places - centre) ** 2).astype(np.float32)
-        distance += np.expand_dims(squares, other_axes)
+    # Added axis by axis, so that a flat map of a large scan needs no list of all voxels.
+    axes: Any = np.indices(inside.shape, sparse=True)
+    for places, centre in zip(axes, center_of_mass(inside), strict=True):
+        distance += ((places - centre) ** 2).astype(np.float32)
     nearest = np.unravel_index(int(np.argmin(distance)), inside.shape)
     return tuple(int(index) for index in nearest)

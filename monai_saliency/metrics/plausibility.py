@@ -8,7 +8,7 @@ import torch
 
 from monai_saliency.metrics.base import SaliencyMetric, checked_labels, checked_maps
 from monai_saliency.metrics.peak import peak_voxel
-from monai_saliency.utils.arguments import number
+from monai_saliency.utils.arguments import fraction
 from monai_saliency.utils.precision import accumulation_dtype
 
 
@@ -86,9 +86,7 @@ class Leakage(SaliencyMetric):
 
     def __init__(self, top: float | None = None, reduction: str = "mean") -> None:
         super().__init__(reduction)
-        if top is not None and not 0 < number("top", top) <= 1:
-            raise ValueError(f"`top` must be in (0, 1], a share of the voxels, got {top}")
-        self.top = top
+        self.top = None if top is None else fraction("top", top)
 
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         maps = checked_maps(y_pred)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -81,10 +82,13 @@ def positive_numbers(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be a number above 0, got {value!r}")
 
 
-def finite_numbers(name: str, value: Any) -> None:
-    """Check that a value is one or several finite numbers."""
-    if _numbers(value) is None:
+def finite_numbers(name: str, value: Any, least: float = -math.inf) -> None:
+    """Check that a value is one or several finite numbers of at least ``least``."""
+    numbers = _numbers(value)
+    if numbers is None:
         raise ValueError(f"`{name}` must be one or several finite numbers, got {value!r}")
+    if numbers.min() < least:
+        raise ValueError(f"`{name}` must be at least {least:g}, got {value}")
 
 
 def number(name: str, value: Any, least: float | None = None) -> float:
@@ -97,11 +101,20 @@ def number(name: str, value: Any, least: float | None = None) -> float:
     return one
 
 
-def probability(name: str, value: Any) -> None:
-    """Check that a number is in [0, 1]."""
+def fraction(name: str, value: Any) -> float:
+    """One number above 0 and at most 1."""
+    one = number(name, value)
+    if not 0 < one <= 1:
+        raise ValueError(f"`{name}` must be in (0, 1], got {value}")
+    return one
+
+
+def probability(name: str, value: Any) -> float:
+    """One number in [0, 1]."""
     one = _one_number(value)
     if one is None or not 0 <= one <= 1:
         raise ValueError(f"`{name}` must be in [0, 1], got {value!r}")
+    return one
 
 
 def indices(name: str, value: Any, words: str = "") -> list[int]:
@@ -223,29 +236,13 @@ def a_path(name: str, value: Any) -> Path:
     return Path(value)
 
 
-def per_axis(name: str, value: Any, spatial_shape: Sequence[int]) -> tuple[Any, ...]:
-    """One size for each spatial axis."""
-    sizes = np.atleast_1d(np.asarray(value)).tolist()
-    if len(sizes) not in (1, len(spatial_shape)):
-        raise ValueError(
-            f"`{name}` must be one number or one per spatial axis, got {value} for an image of spatial shape "
-            f"{tuple(spatial_shape)}"
-        )
-    return tuple(sizes if len(sizes) > 1 else sizes * len(spatial_shape))
-
-
-def axis_values(name: str, value: Any, spatial_dims: int) -> list[float] | None:
-    """A setting's numbers, one for each spatial axis, of one number or as many; None where it is None."""
-    if value is None:
-        return None
+def per_axis(name: str, value: Any, spatial_dims: int) -> tuple[Any, ...]:
+    """One number for each spatial axis, of one number or as many."""
     numbers = _numbers(value)
     if numbers is None or len(numbers) not in (1, spatial_dims):
-        raise ValueError(
-            f"`{name}` must be one number, or {spatial_dims} for the {spatial_dims} axes of `spatial_dims`, got "
-            f"{value!r}"
-        )
-    values: list[float] = numbers.tolist()
-    return values if len(values) > 1 else values * spatial_dims
+        raise ValueError(f"`{name}` must be one number or one per spatial axis ({spatial_dims}), got {value!r}")
+    sizes = numbers.tolist()
+    return tuple(sizes if len(sizes) > 1 else sizes * spatial_dims)
 
 
 def voxels_of_mm(sizes: Sequence[float], spacing: Sequence[float] | None) -> tuple[int, ...]:

@@ -47,13 +47,6 @@ class PatchGrid:
         self.ends = np.clip(ends - before[:, None], 0, shape[:, None])
         self.boxes = [_box(*ends.T) for ends in self.ends]
 
-    @property
-    def middle(self) -> int:
-        """The patch nearest to the middle of the image, where its content is, rather than background."""
-        middles = self.ends.mean(axis=2)
-        middle_of_all = (middles.min(axis=0) + middles.max(axis=0)) / 2
-        return int(np.abs(middles - middle_of_all).sum(axis=1).argmin())
-
     def window(self, divide: int = 1, times: int = 1) -> list[int]:
         """The edges in voxels of a window that is some steps from patch to patch long, divided; at most the image."""
         # The step of a patch that is larger than the image is larger than the image too.

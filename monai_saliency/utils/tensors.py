@@ -70,6 +70,20 @@ def with_meta_of(image: torch.Tensor, values: torch.Tensor) -> MetaTensor:
     return copied
 
 
+def correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Pearson's correlation ``(n,)`` of rows ``(n, N)``, in [-1, 1]; NaN where all values of a row are equal."""
+    ours = first - first.mean(1, keepdim=True)
+    theirs = second - second.mean(1, keepdim=True)
+    size = ((ours**2).sum(1) * (theirs**2).sum(1)).sqrt()
+    both_vary = _vary(first) & _vary(second)
+    return torch.where(both_vary, (ours * theirs).sum(1) / size, torch.nan)
+
+
+def _vary(rows: torch.Tensor) -> torch.Tensor:
+    """Whether a row ``(n, N)`` has different values, bool ``(n,)``."""
+    return (rows != rows[:, :1]).any(1)
+
+
 def to_device(values: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A small array on a device, copied without waiting for the work that the device still has to do."""
     host = torch.from_numpy(values).to(dtype)

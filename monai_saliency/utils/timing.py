@@ -1,8 +1,7 @@
-"""Timestamps of a device, and traces of torch's profiler."""
+"""Points in the work of a device, and traces of torch's profiler."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -16,28 +15,18 @@ from monai_saliency.utils.monai_private import profile_all_threads
 
 
 class Timestamp:
-    """A point in time on a device. Making one never waits for the device."""
+    """A point in the work of a device. Making one never waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._event: torch.cuda.Event | None = None
-        self._clock = 0.0
         if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
+            self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(device))
-        else:
-            self._clock = time.perf_counter()
 
     def wait(self) -> None:
         """Wait until the device has reached the timestamp. Other threads continue."""
         if self._event is not None:
             self._event.synchronize()
-
-    def seconds_since(self, earlier: Timestamp) -> float:
-        """Seconds from an earlier timestamp of the same device to this one. Waits until this one has passed."""
-        if self._event is None or earlier._event is None:
-            return self._clock - earlier._clock
-        self.wait()
-        return earlier._event.elapsed_time(self._event) / 1000
 
 
 _FORWARDS = 50  # the trace has this many network batches

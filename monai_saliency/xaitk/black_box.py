@@ -97,21 +97,15 @@ class _Run(WholeMethodRun):
 
     def score(self, images: Iterable[np.ndarray], bound: BoundTarget) -> Iterator[torch.Tensor]:
         """The scores ``(K,)`` of each image."""
-        size, images = self.inferer.mask_batch_size, iter(images)
-        while given := list(islice(images, size)):
-            batch = self.batch_of(given, size)
+        size, like = self.inferer.mask_batch_size, self.state.case.image
+        tensors = (tensor_of(image, like.dtype, like.device) for image in images)
+        while given := list(islice(tensors, size)):
+            batch = torch.stack(given + given[-1:] * (size - len(given)))  # the last image fills it up
             scores = bound(self.run(batch)).clone()
             if size > 1 and not self.scores:
                 self.check_alone(batch, scores, bound)
             self.scores += scores[: len(given)]
             yield from scores[: len(given)]
-
-    def batch_of(self, images: Sequence[np.ndarray], size: int) -> torch.Tensor:
-        """A full batch ``(size, C, H, W)`` of at most as many images: the last one is repeated."""
-        like = self.state.case.image
-        tensors = [tensor_of(image, like.dtype, like.device) for image in images]
-        padding = [tensors[-1]] * (size - len(tensors))
-        return torch.stack(tensors + padding)
 
     def check_alone(self, batch: torch.Tensor, scores: torch.Tensor, bound: BoundTarget) -> None:
         """Refuse a network whose rows depend on each other: compare one row of the first batch with its image alone."""

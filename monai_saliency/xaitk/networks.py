@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -70,16 +70,11 @@ class Classifier(Unconfigured, ClassifyImage):
 
     def classify_images(self, img_iter: Iterable[np.ndarray]) -> Iterator[dict[Hashable, float]]:
         """The confidences of each image ``(H, W)`` or ``(H, W, C)``, by the names of the classes."""
-        batch: list[torch.Tensor] = []
-        for image in chain(img_iter, [None]):
-            tensor = None if image is None else tensor_of(image, self.dtype, self.device)
-            is_full = len(batch) == self.batch_size
-            if batch and (tensor is None or is_full or tensor.shape != batch[0].shape):
+        tensors = (tensor_of(image, self.dtype, self.device) for image in img_iter)
+        for _, alike in groupby(tensors, key=lambda tensor: tensor.shape):
+            while batch := list(islice(alike, self.batch_size)):
                 for row in self._confidences(torch.stack(batch)):
                     yield dict(zip(self.labels, row, strict=True))
-                batch = []
-            if tensor is not None:
-                batch.append(tensor)
 
     @torch.no_grad()
     def _confidences(self, batch: torch.Tensor) -> list[list[float]]:

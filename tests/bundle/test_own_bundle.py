@@ -144,8 +144,11 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     ("overrides", "message"),
     [
         ({"dataset_dir": "nowhere"}, "`dataset_dir` nowhere is not a folder"),
-        ({"spatial_size": [64, 64]}, r"^`spatial_size` must be one number, or 3 for the 3 axes .*, got \[64, 64\]"),
-        ({"pixdim": [2.5, 2.5]}, "^`pixdim` must be one number, or 3 for the 3 axes"),
+        (
+            {"spatial_size": [64, 64]},
+            r"^`spatial_size` must be one number or one per spatial axis \(3\), got \[64, 64\]",
+        ),
+        ({"pixdim": [2.5, 2.5]}, "^`pixdim` must be one number or one per spatial axis"),
         ({"method": "rize"}, r"^`method` must be one of .*, got 'rize': did you mean `rise`\?"),
         ({"activation": "Sigmoid"}, r"^`activation` must be one of .*, got 'Sigmoid': did you mean `sigmoid`\?"),
         ({"fill": "blurr"}, r"^`fill` must be one of .*, got 'blurr': did you mean `blur`\?"),

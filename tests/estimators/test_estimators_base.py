@@ -21,7 +21,7 @@ from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.inferers.case_search import CaseSearch
-from monai_saliency.masks.base import Masks, Observed
+from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import IndependentChannelMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
@@ -73,8 +73,6 @@ class TestStates:
         for wrong, got in ((scores[:3], r"\(3, 3\)"), (scores[:2, 0], r"\(2,\)")):
             with pytest.raises(ValueError, match=rf"`scores` must have shape \(2, 3\).*got {got}"):
                 search.update([0, 1], wrong)
-            with pytest.raises(ValueError, match=rf"`scores` must have shape \(2, 3\).*got {got}"):
-                Observed(bound, reference, range(2), wrong)
         assert not search.next_round(), "nothing follows before all masks are scored"
         with pytest.raises(CaseError, match=f"case: 0 of {len(bound)} masks have scores"):
             search.require_complete()

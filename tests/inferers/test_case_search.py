@@ -161,7 +161,7 @@ FAMILIES: dict[str, ms.masks.Masks] = {
     "focused": ms.masks.FocusedMasks(ms.estimators.RegressionScoring(), 40),
     "focused until": ms.masks.FocusedMasks(ms.estimators.RegressionScoring(), 40, until=0.9, budget=80),
     "hierarchy": ms.masks.HierarchicalMasks(6, 3, 0.2),
-    "minimal": ms.masks.MinimalMasks(0.7, 6, 2),
+    "minimal": ms.masks.MinimalMasks(0.7, ms.masks.HierarchicalMasks(6, 2)),
     "until": ms.masks.UntilMasks(ms.masks.RISEMasks(90, 4), ms.estimators.RISEScoring(), 0.95, first=20),
     "windows": ms.masks.SlidingWindowMasks(6),
 }

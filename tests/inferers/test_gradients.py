@@ -276,7 +276,7 @@ def test_a_layer_that_is_not_there() -> None:
 def test_parts_of_a_case_and_the_store(tmp_path: Path) -> None:
     """The samples of a case are not shared between workers, and no scores are kept."""
     explain, x = ms.integrated_gradients(5, target=FIRST), image(1, 1, 4, 4, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"the samples of IntegratedGradients cannot be shared between workers"):
+    with pytest.raises(ValueError, match=r"the forwards of IntegratedGradients cannot be shared between workers"):
         explain.score(x, Linear(1, 4, 4), part=Part(0, 2))
     stored = [ScoreStore(tmp_path).open("ct_7", "key")]
     first, again = (explain.explain(x, Linear(1, 4, 4), cases=[ms.Case("ct_7")], stored=stored)[0] for _ in range(2))

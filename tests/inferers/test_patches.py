@@ -261,10 +261,6 @@ PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
     "RISEMasks do not tell what they hide": (SlidingWindowInferer((8, 8, 8)), {"masks": ms.masks.RISEMasks(5, 3)}),
     "the fill depends on the whole mask": (SlidingWindowInferer((8, 8, 8)), {"fill": ms.InpaintFill(0)}),
     r"called with \['buffer_dim'\]": (SlidingWindowInferer((8, 8, 8)), {"call": {"buffer_dim": 0}}),
-    "an argument of the network is an array": (
-        SlidingWindowInferer((8, 8, 8), 2),
-        {"network": lambda x, prompt: torch.cat([x, -x], 1) + prompt.sum(), "call": {"prompt": torch.ones(2, 1)}},
-    ),
     r"gives \(1, 2, 4, 4, 4\) for patches \(1, 1, 8, 8, 8\)": (
         SlidingWindowInferer((8, 8, 8)),
         {"network": lambda x: torch.cat([x, -x], 1)[..., ::2, ::2, ::2]},

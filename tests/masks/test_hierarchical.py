@@ -344,7 +344,7 @@ def test_where_the_image_is_not_above_the_fill_the_region_is_empty(sign: float) 
 @pytest.mark.parametrize("exact", [[9.0, 4.0, 10.0, 10.0, 10.0, 8.0], [10.0] * 6])
 def test_rounding_orders_nothing(exact: list[float]) -> None:
     """Windows that take nothing from the score are taken by their place, whatever the last digits of their scores."""
-    bound: Any = MinimalMasks(1.0, 2, levels=1).bind(torch.zeros(1, 4, 6))
+    bound: Any = MinimalMasks(1.0, HierarchicalMasks(2, levels=1)).bind(torch.zeros(1, 4, 6))
     reference = torch.tensor([10.0])
     digits = torch.tensor([0.0, 0.0, -1.0, 2.0, 4.0, 0.0])[:, None] * 2**-20  # that of float32 near 10
     scores = torch.tensor(exact)[:, None]
@@ -355,7 +355,7 @@ def test_rounding_orders_nothing(exact: list[float]) -> None:
 
 
 def test_an_id_stands_for_one_set() -> None:
-    bound: Any = MinimalMasks(0.5, 2, levels=1).bind(torch.zeros(1, 4, 6))
+    bound: Any = MinimalMasks(0.5, HierarchicalMasks(2, levels=1)).bind(torch.zeros(1, 4, 6))
     reference = torch.tensor([10.0])
     scores = torch.tensor([[9.0], [4.0], [10.0], [7.0], [10.0], [8.0]])
     asked = list(after(bound, reference, scores))

@@ -100,7 +100,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: metrics.AUPRC()(MAPS, LABEL[..., :3]), r"`y` must be label maps \(2, 1, 4, 4\), .*\(2, 1, 4, 3\)"),
     (lambda: metrics.AUPRC()(MAPS, LABEL * math.nan), "the label map has values that are not whole numbers, NaN"),
     (lambda: metrics.AUPRC().aggregate(), "AUPRC has measured no map yet"),
-    (lambda: metrics.Leakage(top=0), r"`top` must be in \(0, 1\], a share of the voxels, got 0"),
+    (lambda: metrics.Leakage(top=0), r"`top` must be in \(0, 1\], got 0"),
 ]
 
 
