@@ -21,8 +21,7 @@ class GradientMethod(ABC):
     """The settings of a white-box method.
 
     The score is differentiated at N images that the method makes of the one that is explained, and of the mean of the
-    derivatives the method makes the map. Image ``i`` depends only on the settings, ``i`` and the image itself. So the
-    map does not depend on how the images are cut into batches.
+    derivatives the method makes the map. Image ``i`` depends only on the settings, ``i`` and the image itself.
 
     Attributes:
         meaning: what the values of the map are.
@@ -35,10 +34,9 @@ class GradientMethod(ABC):
         """N, the number of images at which the score is differentiated."""
 
     @abstractmethod
-    def images(self, image: torch.Tensor, fill: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-        """The images ``(n, C, *spatial)`` at which the score is differentiated, of n numbers in [0, N).
-
-        Image and fill (the baseline) are ``(C, *spatial)``.
+    def at(self, number: int, image: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
+        """The image ``(C, *spatial)`` at which the score is differentiated, of a number in [0, N). Image and fill (the
+        baseline) are ``(C, *spatial)``.
         """
 
     def weights(self) -> torch.Tensor:

@@ -60,8 +60,8 @@ class GradCAM(GradientMethod):
     def __len__(self) -> int:
         return 1
 
-    def images(self, image: torch.Tensor, fill: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-        return image[None].expand(len(indices), *image.shape).clone()
+    def at(self, number: int, image: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
+        return image
 
     @contextmanager
     def watching(self, network: Any, images: torch.Tensor) -> Iterator[_Watched]:

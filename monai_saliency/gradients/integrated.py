@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -34,10 +32,9 @@ class IntegratedGradients(GradientMethod):
     def __len__(self) -> int:
         return self.steps
 
-    def images(self, image: torch.Tensor, fill: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    def at(self, number: int, image: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
         points, _ = np.polynomial.legendre.leggauss(self.steps)
-        shares = torch.from_numpy((1 + points) / 2)[list(indices)]
-        return torch.stack([torch.lerp(fill, image, share) for share in shares.to(image)])
+        return torch.lerp(fill, image, float(1 + points[number]) / 2)
 
     def weights(self) -> torch.Tensor:
         return torch.from_numpy(np.polynomial.legendre.leggauss(self.steps)[1] / 2)

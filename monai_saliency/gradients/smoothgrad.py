@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -51,15 +49,11 @@ class SmoothGrad(GradientMethod):
     def __len__(self) -> int:
         return self.num_samples
 
-    def images(self, image: torch.Tensor, fill: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    def at(self, number: int, image: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
         sigma = self.noise_level * (image.max() - image.min())
         dtype = np.float64 if image.dtype == torch.float64 else np.float32
-        draws = []
-        for i in indices:
-            generator = np.random.default_rng([self.seed, i])
-            draws.append(generator.standard_normal(image.shape, dtype))
-        noise = torch.from_numpy(np.stack(draws)).to(image)
-        return image + sigma * noise
+        noise = np.random.default_rng([self.seed, number]).standard_normal(image.shape, dtype)
+        return image + sigma * torch.from_numpy(noise).to(image)
 
     def map(self, mean: torch.Tensor, image: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
         if self.reading == "times_input":

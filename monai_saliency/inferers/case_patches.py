@@ -12,7 +12,7 @@ from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.precision import accumulation_dtype
-from monai_saliency.utils.tensors import Box, everywhere, within
+from monai_saliency.utils.tensors import Box, everywhere, tight, within
 
 
 class Swap(NamedTuple):
@@ -136,12 +136,8 @@ def find_trims(grid: PatchGrid, reach: torch.Tensor | None) -> dict[int, Box]:
         return dict(enumerate(grid.boxes))
     voxels, trims = reach.numpy(force=True), {}
     for patch, box in enumerate(grid.boxes):
-        read = voxels[box].nonzero()
-        if len(read[0]):
-            trims[patch] = tuple(
-                slice(side.start + int(along.min()), side.start + int(along.max()) + 1)
-                for side, along in zip(box, read, strict=True)
-            )
+        if trim := tight(voxels[box], box):
+            trims[patch] = trim
     return trims
 
 

@@ -30,7 +30,7 @@ from monai_saliency.targets.base import BoundTarget, Target, label_name
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import accumulation_dtype
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import copied
 from monai_saliency.utils.timing import stage
 
 
@@ -74,9 +74,9 @@ class _Run(WholeMethodRun):
     def explain(self) -> None:
         """Differentiate, and put the map and the scores into the case's state."""
         image, fill = (each.detach().clone() for each in (self.state.case.image, self.state.images.fill))
-        output = tree_map(_copied, self.run(image[None]))
+        output = tree_map(copied, self.run(image[None]))
         bound = self.state.bound_to(output)
-        if bound.vouch is not None and torch.equal(self.method.images(image, fill, [len(self.method) - 1])[0], image):
+        if bound.vouch is not None and torch.equal(self.method.at(len(self.method) - 1, image, fill), image):
             raise self.refused("a similarity with the image's own output is highest there, where its slope is zero")
         self.rows.check_unperturbed(self.index, output, bound)
         filled = bound(self.run(fill[None])).clone()
@@ -107,7 +107,7 @@ class _Run(WholeMethodRun):
         weights = self.method.weights().to(image.device, accumulation_dtype(image.device))
         sums, scores = weights.new_zeros(len(bound.labels), *image.shape), []
         for number, weight in enumerate(weights):
-            leaf = self.method.images(image, fill, [number]).detach().clone().requires_grad_()
+            leaf = self.method.at(number, image, fill)[None].detach().clone().requires_grad_()
             scores.append(self.add(weight, leaf, bound, sums))
         return sums, torch.cat(scores)
 
@@ -143,7 +143,3 @@ class _Run(WholeMethodRun):
             f"target {type(self.target).__name__} there is none: {why}. Explain by perturbation, which "
             "needs none (method focused_rise or sliding_window), or give a module and a target of probabilities",
         )
-
-
-def _copied(value: Any) -> Any:
-    return plain(value).detach().clone() if isinstance(value, torch.Tensor) else value

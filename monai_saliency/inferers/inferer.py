@@ -43,7 +43,7 @@ from monai_saliency.storage.score_store import StoredScores
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import callable_network, instance, written
 from monai_saliency.utils.precision import score_precision
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import plain, shape_in_words
 
 
 @dataclass(frozen=True)
@@ -330,8 +330,8 @@ class PerturbationInferer(Inferer):
         except ValueError as error:
             raise CaseError(case.name, str(error)) from error
         if not isinstance(fill, torch.Tensor) or fill[:1].shape != (1, *case.image.shape):
-            gave = f"shape {tuple(fill.shape[1:])}" if isinstance(fill, torch.Tensor) else f"a {type(fill).__name__}"
-            raise CaseError(case.name, f"`fill` gave {gave} for an image of {tuple(case.image.shape)}")
+            images = shape_in_words(case.image[None])
+            raise CaseError(case.name, f"`fill` gave {shape_in_words(fill)} for images of {images}")
         return masks, fill[0].to(case.image), getattr(bound, "of", None)
 
 

@@ -20,7 +20,7 @@ from monai_saliency.masks.sliding_window import BoundBoxMasks, affordable
 from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import fraction, instance, whole_number
 from monai_saliency.utils.patch_grid import PatchGrid
-from monai_saliency.utils.tensors import Box, to_device, within
+from monai_saliency.utils.tensors import Box, tight, to_device, within
 
 # Windows of the first level, about, if no window size is given.
 _FIRST_LEVEL = 64
@@ -289,11 +289,7 @@ class BoundRegionHierarchyMasks(BoundHierarchicalMasks):
     def _tight(self, part: Id, box: Box) -> Box | None:
         """The smallest box around the voxels of a part inside a box; None if there are none."""
         common = overlap(self._box(part), box)
-        found = (self.index[common] == part[-1]).nonzero()
-        if not len(found[0]):
-            return None
-        sides = zip(found, common, strict=True)
-        return tuple(slice(side.start + int(at.min()), side.start + int(at.max()) + 1) for at, side in sides)
+        return tight(self.index[common] == part[-1], common)
 
     def changed_boxes(self, ids: Ids) -> list[Box] | None:
         return [self._around(self._tight(part, self._whole) or self._whole) for part in ids]
@@ -306,8 +302,8 @@ class BoundRegionHierarchyMasks(BoundHierarchicalMasks):
         rows = np.zeros((len(ids), 1 + 2 * len(box)), dtype=int)
         for row, part in zip(rows, ids, strict=True):
             # The region and the smallest box around its hidden voxels here decide which voxels these are.
-            if tight := self._tight(part, self._around(box)):
-                row[:] = [part[-1], *(end for side in tight for end in (side.start, side.stop))]
+            if around := self._tight(part, self._around(box)):
+                row[:] = [part[-1], *(end for side in around for end in (side.start, side.stop))]
         return rows[:, 0] > 0, rows
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.targets.base import Quantity, to_float
 from monai_saliency.utils.arguments import callable_network, check_option
 from monai_saliency.utils.monai_private import BatchMetric
-from monai_saliency.utils.tensors import check_labels, plain
+from monai_saliency.utils.tensors import check_labels, plain, shape_in_words
 
 
 class SaliencyMetric(BatchMetric):
@@ -81,17 +81,12 @@ def checked_maps(y_pred: torch.Tensor) -> torch.Tensor:
     """Finite 2D or 3D maps ``(B, K, *spatial)`` as a plain tensor, float32 or float64; ValueError for anything else."""
     maps = plain(y_pred)
     if not isinstance(maps, torch.Tensor) or maps.ndim not in (4, 5) or not maps.numel():
-        raise ValueError(f"`y_pred` must be saliency maps (B, K, *spatial), 2D or 3D, got {_in_words(maps)}")
+        raise ValueError(f"`y_pred` must be saliency maps (B, K, *spatial), 2D or 3D, got {shape_in_words(maps)}")
     finite = torch.isfinite(maps).flatten(1).all(dim=1)
     if not bool(finite.all()):
         first = int((~finite).nonzero()[0])
         raise ValueError(f"`y_pred` must be finite: the maps of item {first} hold NaN or infinity")
     return to_float(maps)
-
-
-def _in_words(value: Any) -> str:
-    """A tensor's shape, or the type of anything else."""
-    return f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
 def checked_labels(maps: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
@@ -184,7 +179,7 @@ class NetworkMetric(SaliencyMetric):
         """The K maps of each of B cases, with their image; ``cases`` are known by the images' meta data otherwise."""
         maps = checked_maps(y_pred)
         if not isinstance(y, torch.Tensor) or y.ndim != maps.ndim:
-            raise ValueError(f"`y` must be the images (B, C, *spatial) that the maps explain, got {_in_words(y)}")
+            raise ValueError(f"`y` must be the images (B, C, *spatial) that the maps explain, got {shape_in_words(y)}")
         check_one_grid(maps, y)
         if cases is None:
             cases = [Case.of(y, index) for index in range(len(maps))]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from monai_saliency.networks.outputs import read
+from monai_saliency.utils.tensors import shape_in_words
 
 _LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by the number of axes
 
@@ -40,11 +41,9 @@ class OnImageGrid(torch.nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Compute logits ``(B, classes, *spatial)`` of images ``(B, C, *spatial)``, on the images' grid."""
         logits = read(self.network(images), self.output)
-        got = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else type(logits).__name__
         if not isinstance(logits, torch.Tensor) or logits.ndim != images.ndim:
-            raise ValueError(
-                f"`output` must read logits (B, classes, *spatial) of images of shape {tuple(images.shape)}, got {got}"
-            )
+            words = f"`output` must read logits (B, classes, *spatial) of images of {shape_in_words(images)}"
+            raise ValueError(f"{words}, got {shape_in_words(logits)}")
         if logits.shape[2:] == images.shape[2:]:
             return logits
         mode = _LINEAR[images.ndim]

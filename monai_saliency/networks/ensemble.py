@@ -40,9 +40,6 @@ class Ensemble(torch.nn.Module):
             instance("networks", each, torch.nn.Module, "a list of modules")
         self.networks = torch.nn.ModuleList(networks)
 
-    def __len__(self) -> int:
-        return len(self.networks)
-
     def forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
         """The mean output ``(B, C, ...)`` of the members."""
         return torch.stack([network(*inputs, **named) for network in self.networks]).mean(dim=0)

@@ -16,7 +16,7 @@ from monai.inferers import Inferer, PatchInferer, SlidingWindowInferer
 
 from monai_saliency.cases import Number, with_own_meta
 from monai_saliency.utils.arguments import number, written
-from monai_saliency.utils.tensors import plain, to_device
+from monai_saliency.utils.tensors import plain, shape_in_words, to_device
 
 Infer = Callable[..., Any]
 #: tensors by the names of the network's inputs
@@ -361,7 +361,8 @@ def _held(name: Any, value: Any, first: torch.Tensor) -> torch.Tensor:
     """Check a held input ``(B, ...)``."""
     if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != len(first):
         raise ValueError(
-            f"held input {name!r} must be a tensor with one row for each of {len(first)} cases, got {_shape(value)}"
+            f"held input {name!r} must be a tensor with one row for each of {len(first)} cases, got "
+            f"{shape_in_words(value)}"
         )
     return plain(value).to(first.device)
 
@@ -377,8 +378,9 @@ def _images(what: str, images: Any) -> torch.Tensor:
     """Check images ``(B, C, *spatial)``, which errors call ``what``, and return them as a plain tensor."""
     if not isinstance(images, torch.Tensor) or images.ndim not in (4, 5) or not len(images):
         raise ValueError(
-            f"{what} must be images of shape (B, C, H, W) or (B, C, H, W, D), got {_shape(images)}; set the inferer's "
-            "`inputs` to DictInput or ArgumentInputs for several inputs, add a missing batch axis with images[None]"
+            f"{what} must be images of shape (B, C, H, W) or (B, C, H, W, D), got {shape_in_words(images)}; set the "
+            "inferer's `inputs` to DictInput or ArgumentInputs for several inputs, add a missing batch axis with "
+            "images[None]"
         )
     *rows, last = images.shape[1:]
     if last <= 4 and last != 2 and min(rows) >= 16:
@@ -387,7 +389,3 @@ def _images(what: str, images: Any) -> torch.Tensor:
     if not images.is_floating_point():
         raise TypeError(f"{what} must be floating point, got {images.dtype}: scale the images, or call .float()")
     return plain(images)
-
-
-def _shape(value: Any) -> Any:
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

@@ -9,7 +9,7 @@ import torch
 
 from monai_saliency.errors import SettingError
 from monai_saliency.utils.monai_private import tree_map
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import copied, plain
 
 #: a key, an index, several of them from the outside in, or a function of the output
 OutputPath: TypeAlias = "str | int | Sequence[str | int] | Callable[[Any], Any]"
@@ -80,13 +80,9 @@ def in_parts(count: int, most: int, least: int, call: Callable[[list[int]], Any]
         size = max(kept, least)
         places = [min(place, count - 1) for place in range(start, start + size)]
         output = rows(call(places), 0, kept, size)
-        outputs.append(tree_map(_copied, output))  # the next call may overwrite it
+        outputs.append(tree_map(copied, output))  # the next call may overwrite it
         counts.append(kept)
     return joined(outputs, counts)
-
-
-def _copied(part: Any) -> Any:
-    return part.clone() if isinstance(part, torch.Tensor) else part
 
 
 def joined(outputs: Sequence[Any], counts: Sequence[int]) -> Any:

@@ -20,7 +20,7 @@ from monai_saliency.targets.base import (
     to_float,
 )
 from monai_saliency.utils.arguments import indices_or_word, instance
-from monai_saliency.utils.tensors import columns
+from monai_saliency.utils.tensors import columns, shape_in_words
 
 
 class RegressionScore(Target):
@@ -135,8 +135,8 @@ def _scores(function: Callable[[Any], torch.Tensor], output: Any) -> torch.Tenso
     """The function's scores as ``(B, K)``."""
     scores, count = function(output), num_rows(output)
     if not isinstance(scores, torch.Tensor) or scores.ndim not in (1, 2) or len(scores) != count:
-        gave = f"shape {tuple(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
         raise ValueError(
-            f"`function` must give a tensor (B,) or (B, K), one row per image; it gave {gave} for {count} images"
+            f"`function` must give a tensor (B,) or (B, K), one row per image; it gave {shape_in_words(scores)} for "
+            f"{count} images"
         )
     return to_float(scores).reshape(count, -1)

@@ -23,6 +23,16 @@ def plain(value: Any) -> Any:
     return value.as_tensor() if isinstance(value, MetaTensor) else value
 
 
+def copied(value: Any) -> Any:
+    """A copy of a tensor, plain and without a derivative. Anything else is returned unchanged."""
+    return plain(value).detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def shape_in_words(value: Any) -> str:
+    """A tensor's shape, or the type of anything else."""
+    return f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+
+
 def finite_between(fill: torch.Tensor, image: torch.Tensor) -> bool:
     """Whether each voxel of an image has a finite distance to what replaces it. Where the image or the fill is NaN or
     infinite, it has none.
@@ -63,11 +73,11 @@ def check_labels(labels: torch.Tensor) -> None:
 
 def with_meta_of(image: torch.Tensor, values: torch.Tensor) -> MetaTensor:
     """A MetaTensor of other values with a copy of an image's meta data."""
-    copied = MetaTensor(plain(values)).copy_meta_from(image)
+    made = MetaTensor(plain(values)).copy_meta_from(image)
     # MONAI copies only the outermost level: both tensors would share one affine. deepcopy takes a header's many small
     # tensors apart.
-    copied.__dict__ = tree_map(lambda part: part.clone() if torch.is_tensor(part) else deepcopy(part), copied.__dict__)
-    return copied
+    made.__dict__ = tree_map(lambda part: part.clone() if torch.is_tensor(part) else deepcopy(part), made.__dict__)
+    return made
 
 
 def correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -130,6 +140,18 @@ def keep_freed_memory(device: torch.device | str = "cpu") -> bool:
         return False
     library = ctypes.CDLL(None)
     return bool(library.mallopt(-4, 0) and library.mallopt(-1, -1))  # M_MMAP_MAX, M_TRIM_THRESHOLD
+
+
+def tight(inside: np.ndarray, frame: Box) -> Box | None:
+    """The smallest box around what is inside, bool of the shape of a larger box, in the coordinates of that box; None
+    where nothing is inside.
+    """
+    places = inside.nonzero()
+    if not len(places[0]):
+        return None
+    starts = [side.start + int(along.min()) for side, along in zip(frame, places, strict=True)]
+    stops = [side.start + int(along.max()) + 1 for side, along in zip(frame, places, strict=True)]
+    return tuple(map(slice, starts, stops))
 
 
 def within(box: Box, frame: Box) -> Box:

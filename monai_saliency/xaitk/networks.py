@@ -14,6 +14,7 @@ from monai_saliency.inferers.forward import evaluating
 from monai_saliency.networks.outputs import OutputPath, read
 from monai_saliency.targets.base import ACTIVATIONS, to_float
 from monai_saliency.utils.arguments import callable_network, check_option, instance, whole_number
+from monai_saliency.utils.tensors import shape_in_words
 from monai_saliency.xaitk.arrays import Unconfigured, tensor_of
 
 
@@ -82,10 +83,9 @@ class Classifier(Unconfigured, ClassifyImage):
         inputs = batch if self.transform is None else self.transform(batch)
         with evaluating(self.network):
             output = read(self.network(inputs), self.output)
-        shape = tuple(getattr(output, "shape", ()))
-        if len(shape) != 2 or shape[1] != len(self.labels):
-            what = f"shape {shape}" if shape else f"a {type(output).__name__}"
-            raise ValueError(f"the network must give (B, {len(self.labels)}), one column per label, got {what}")
+        count = len(self.labels)
+        if not isinstance(output, torch.Tensor) or output.ndim != 2 or output.shape[1] != count:
+            raise ValueError(f"the network must give (B, {count}), one column per label, got {shape_in_words(output)}")
         confidences: list[list[float]] = ACTIVATIONS[self.activation](to_float(output)).tolist()
         return confidences
 

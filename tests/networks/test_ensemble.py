@@ -193,7 +193,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="checkpoint lists 2 files, and the network is of 1: give one each"):
         load_checkpoint(one, files)
     assert network_of(one, "a.pt") is one
-    assert len(network_of(one, files)) == 2  # type: ignore[arg-type]
+    assert len(network_of(one, files).networks) == 2  # type: ignore[arg-type]
 
 
 def test_the_bundle_explains_folds_and_saves_their_disagreement(tmp_path: Path) -> None:

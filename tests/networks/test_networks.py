@@ -123,7 +123,7 @@ def test_logits_on_the_images_grid() -> None:
 
 
 def test_what_is_no_logits_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"got list"):
+    with pytest.raises(ValueError, match=r"got a list"):
         ms.networks.OnImageGrid(Halving(), output="hidden")(torch.zeros(1, 1, 4, 4))
     with pytest.raises(ValueError, match=r"images of shape \(1, 1, 4, 4\), got shape \(1, 16\)"):
         ms.networks.OnImageGrid(torch.nn.Flatten())(torch.zeros(1, 1, 4, 4))
