@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_search import CaseSearch
 from monai_saliency.masks.base import BoundMasks, Ids
 from monai_saliency.utils.tensors import Box, everywhere, finite_between
@@ -109,10 +108,7 @@ class Perturbation:
     def _made(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """The masks and fills of a group of rows [start, stop)."""
         masks = self._rendered(start, stop)
-        if self.fill_of is None:
-            return masks, self.fill.expand(len(masks), *self.fill.shape)
-        fills = self.fill_of(self.image[None], self.masks.kept_share(masks))
-        if fills.shape != (len(masks), *self.image.shape):
-            words = f"{tuple(fills.shape)} for {len(masks)} masks of an image of {tuple(self.image.shape)}"
-            raise CaseError(self.search.name, f"`fill.of` gave shape {words}")
-        return masks, fills.to(self.image)
+        fills = self.fill
+        if self.fill_of is not None:
+            fills = self.fill_of(self.image[None], self.masks.kept_share(masks)).to(self.image)
+        return masks, fills.expand(len(masks), *self.image.shape)

@@ -17,7 +17,7 @@ from torch import Tensor
 from monai_saliency.cases import Number
 from monai_saliency.masks.base import Ids, MakesRegions, Masks, Regions, Spacing, random_rows
 from monai_saliency.masks.region import BoundRegionMasks, check_regions, find_regions
-from monai_saliency.utils.arguments import flag, instance, whole_number
+from monai_saliency.utils.arguments import flag, whole_number
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import Box
 
@@ -93,9 +93,7 @@ class CoalitionMasks(Masks):
         self.regions, self.needs_labels = check_regions(regions)
         self.background = flag("background", background)
         self.per_channel = flag("per_channel", per_channel)
-        words = "a SlidingWindowInferer, whose patches decide which coalitions are needed"
-        self.inferer = instance("inferer", inferer, SlidingWindowInferer, words, none=True)
-        self.linear = flag("linear", linear)
+        self.inferer, self.linear = inferer, linear
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundCoalitionMasks:
         return self.bind_with_numbers({}, image, labels, spacing)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from monai_saliency.masks.base import Ids, Masks, Regions, Spacing
 from monai_saliency.masks.region import BoundRegionMasks
-from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
+from monai_saliency.utils.arguments import per_axis, whole_number, whole_numbers
 from monai_saliency.utils.tensors import Box
 
 # Cells of a grid, about, by default; more forwards than this limit are taken for a mistake.
@@ -18,7 +18,7 @@ _CELLS, _MOST_FORWARDS = 64, 100_000
 
 
 class GridMasks(Masks):
-    """Random grids with crisp cells, in 2D and 3D: each cell is kept with probability ``p1``.
+    """Random grids with crisp cells, in 2D and 3D: each cell is kept with probability 1/2.
 
     Voxel v of an axis of n voxels lies in cell ``v * grid_size // n``. Along an axis with fewer voxels than
     ``grid_size`` each voxel is a cell. A cell is one yes or no, which ``HSICScoring`` reads.
@@ -26,7 +26,6 @@ class GridMasks(Masks):
     Args:
         num_masks: number of masks, at least 1.
         grid_size: cells along each axis, one number or one per axis, at least 1.
-        p1: probability in [0, 1] that a cell is kept.
         seed: seed of all draws, at least 0. With the same seed, more masks begin with the same masks as fewer.
 
     Raises:
@@ -34,20 +33,13 @@ class GridMasks(Masks):
     """
 
     by_region = True
-    smooth = 0
+    p1, smooth = 0.5, 0
 
-    def __init__(
-        self,
-        num_masks: int,
-        grid_size: int | Sequence[int] | None = 8,
-        p1: float = 0.5,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, num_masks: int, grid_size: int | Sequence[int] | None = 8, seed: int = 0) -> None:
         if grid_size is not None:
             whole_numbers("grid_size", grid_size, 1)
         self.num_masks = whole_number("num_masks", num_masks, 1)
         self.grid_size = grid_size
-        self.p1 = probability("p1", p1)
         self.seed = whole_number("seed", seed, 0)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionMasks:
@@ -97,7 +89,7 @@ class SobolMasks(GridMasks):
         grid_size: int | Sequence[int] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(1, grid_size, 0.5, seed)
+        super().__init__(1, grid_size, seed)
         self.num_designs = whole_number("num_designs", num_designs, 2)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionMasks:

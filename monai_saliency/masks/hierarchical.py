@@ -18,7 +18,7 @@ from monai_saliency.masks.region import check_regions, find_regions
 from monai_saliency.masks.sizes import check_sizes, check_unit, in_voxels, overlap
 from monai_saliency.masks.sliding_window import BoundBoxMasks, affordable
 from monai_saliency.masks.smooth import check_smooth, widths_of
-from monai_saliency.utils.arguments import fraction, instance, whole_number
+from monai_saliency.utils.arguments import fraction, whole_number
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import Box, tight, to_device, within
 
@@ -71,8 +71,7 @@ class HierarchicalMasks(Masks):
         self.window_size = window_size
         self.levels = whole_number("levels", levels, 1)
         self.keep = fraction("keep", keep)
-        words = "a SlidingWindowInferer, on whose patch grid windows lie"
-        self.inferer = instance("inferer", inferer, SlidingWindowInferer, words, none=True)
+        self.inferer = inferer
         self.smooth = check_smooth(smooth)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundHierarchicalMasks:

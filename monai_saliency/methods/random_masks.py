@@ -293,7 +293,7 @@ def hsic(
         >>> bool(saliency[0, 0, 3, 5] == saliency.max())
         True
     """
-    masks = GridMasks(num_masks, grid_size, seed=seed)
+    masks = GridMasks(num_masks, grid_size, seed)
     return PerturbationInferer(masks, target, estimator or HSICScoring(), **settings)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.masks.base import Masks
+from monai_saliency.masks.base import MakesRegions, Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.region import RegionMasks
@@ -30,7 +28,7 @@ def region_occlusion(
     num_coalitions: int | None = None,
     p1: float = 0.5,
     seed: int = 0,
-    regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    regions: MakesRegions | None = None,
     num_supervoxels: int | None = None,
     per_channel: bool = False,
     until: float | None = None,
@@ -117,7 +115,7 @@ def channel_occlusion(
 @method
 def shapley(
     num_coalitions: int | None = None,
-    regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    regions: MakesRegions | None = None,
     seed: int = 0,
     num_supervoxels: int | None = None,
     background: bool = True,

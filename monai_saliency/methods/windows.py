@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from monai.inferers import Inferer
 
 from monai_saliency.estimators.base import Estimator
@@ -17,7 +16,7 @@ from monai_saliency.estimators.occlusion import (
     SquaredDifferenceScoring,
 )
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.masks.base import Masks
+from monai_saliency.masks.base import MakesRegions, Masks
 from monai_saliency.masks.channel import ChannelMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks, RegionHierarchyMasks
 from monai_saliency.masks.minimal import MinimalMasks
@@ -152,7 +151,7 @@ def hierarchical_occlusion(
     keep: float = 0.08,
     window_unit: str = "voxel",
     smooth: float | Sequence[float] = 0,
-    regions: str | Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    regions: str | MakesRegions | None = None,
     *,
     target: TargetLike = None,
     estimator: Estimator | None = None,

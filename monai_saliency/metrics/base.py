@@ -169,9 +169,8 @@ class NetworkMetric(SaliencyMetric):
 
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         """As for :class:`SaliencyMetric`; ``y`` are the images ``(B, C, *spatial)`` that the maps explain."""
-        maps = checked_maps(y_pred)
         by_case = self.maps_by_case(y_pred, y)
-        return torch.stack([self.of_case(maps_of_case).to(maps.device) for maps_of_case in by_case])
+        return torch.stack([self.of_case(maps_of_case).to(y_pred.device) for maps_of_case in by_case])
 
     def maps_by_case(
         self, y_pred: torch.Tensor, y: torch.Tensor | None, cases: Sequence[Case] | None = None

@@ -36,8 +36,6 @@ class Ensemble(torch.nn.Module):
         instance("networks", networks, (Sequence, torch.nn.ModuleList), "a list of networks")
         if len(networks) < 2:
             raise ValueError(f"`networks` must hold at least two networks, got {len(networks)}")
-        for each in networks:
-            instance("networks", each, torch.nn.Module, "a list of modules")
         self.networks = torch.nn.ModuleList(networks)
 
     def forward(self, *inputs: Any, **named: Any) -> torch.Tensor:

@@ -210,7 +210,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (ms.masks.RISEMasks, {"num_masks": 4, "grid_size": (8, 0)}, r"`grid_size` must be a whole number .*, got \(8, 0\)"),
     (ms.masks.RISEMasks, {"num_masks": 4, "seed": None}, "`seed` must be a whole number of at least 0, got None"),
     (ms.masks.GridMasks, {"num_masks": 5, "seed": -1}, "`seed` must be a whole number of at least 0, got -1"),
-    (ms.masks.GridMasks, {"num_masks": 5, "p1": 1.5}, r"`p1` must be in \[0, 1\]"),
     (ms.masks.SobolMasks, {"num_designs": 1}, "`num_designs` must be a whole number of at least 2, got 1"),
     (ms.masks.RandomGridMasks, {"num_masks": 3, "unit": "mm"}, "`unit` 'mm' needs a `cell_size`"),
     (
@@ -251,7 +250,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (ms.masks.SlidingRadialMasks, {"unit": "mm"}, "`unit` 'mm' needs a `radius`"),
     (ms.masks.HierarchicalMasks, {"keep": 0}, r"`keep` must be in \(0, 1\]"),
     (ms.masks.HierarchicalMasks, {"keep": 1.5}, r"`keep` must be in \(0, 1\]"),
-    (ms.masks.HierarchicalMasks, {"inferer": 3}, "a SlidingWindowInferer, on whose patch grid windows lie"),
     (ms.masks.RegionHierarchyMasks, {"levels": 0}, "`levels` must be a whole number of at least 1"),
     (ms.masks.RegionHierarchyMasks, {"regions": "organs"}, "`regions` must be a function"),
     (ms.masks.MinimalMasks, {"share": 0}, r"`share` must be in \(0, 1\]"),
@@ -259,7 +257,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (ms.masks.CoalitionMasks, {"num_coalitions": 0}, "`num_coalitions` must be a whole number of at least 1"),
     (ms.masks.CoalitionMasks, {"regions": ms.Supervoxels}, r"write Supervoxels\("),
     (ms.masks.CoalitionMasks, {"background": 3}, "`background`"),
-    (ms.masks.CoalitionMasks, {"inferer": 3}, "a SlidingWindowInferer, whose patches decide"),
     (OrderMasks, {"saliency": torch.full((9, 9), float("nan"))}, "`saliency` must be one finite map"),
     (OrderMasks, {"saliency": torch.ones(9, 9), "steps": 0}, "`steps` must be a whole number"),
     (OrderMasks, {"saliency": torch.ones(2, 3, 4, 5)}, r"one finite map \(\*spatial\), 2D or 3D, got \(2, 3, 4, 5\)"),
