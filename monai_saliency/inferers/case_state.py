@@ -90,15 +90,10 @@ class CaseState:
         last = len(self.search.ends)
         return ends[min(number, last)], ends[min(number + 1, last)]
 
-    def bound_to(self, reference: Any) -> BoundTarget:
-        """The target, bound to an output ``(1, ...)``; a frozen one is bound already."""
-        if isinstance(self.unbound_target, BoundTarget):
-            return self.unbound_target
-        return bound_target(self.unbound_target, reference, self.case)
-
     def bind(self, reference: Any) -> None:
         """Bind the target to the network's output of the unperturbed image, and take the scores that are stored."""
-        self.target = self.bound_to(reference)
+        target = self.unbound_target
+        self.target = target if isinstance(target, BoundTarget) else bound_target(target, reference, self.case)
         self.search.begin(self.target(reference)[0].clone(), self.target.if_nan)
         self.values = sampled(reference)
         self.rounding = max(self.rounding, score_precision(None, *(values.dtype for values in self.values)))

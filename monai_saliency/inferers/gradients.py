@@ -75,16 +75,15 @@ class _Run(WholeMethodRun):
         """Differentiate, and put the map and the scores into the case's state."""
         image, fill = (each.detach().clone() for each in (self.state.case.image, self.state.images.fill))
         output = tree_map(copied, self.run(image[None]))
-        bound = self.state.bound_to(output)
+        bound = self.begin(output)
         if bound.vouch is not None and torch.equal(self.method.at(len(self.method) - 1, image, fill), image):
             raise self.refused("a similarity with the image's own output is highest there, where its slope is zero")
-        self.rows.check_unperturbed(self.index, output, bound)
         filled = bound(self.run(fill[None])).clone()
         sums, scores = self.mean(image, fill, bound)
         scores = torch.cat([scores, filled])
         self.refuse_flat(bound, torch.cat([bound(output), scores]))
         maps = torch.stack([self.method.map(each, image, fill) for each in sums])
-        self.finish(output, maps, scores)
+        self.finish(maps, scores)
         self.state.forwards_here += len(scores) + 1
 
     def refuse_flat(self, bound: BoundTarget, scores: torch.Tensor) -> None:

@@ -77,18 +77,10 @@ class RowCheck:
 
     def is_predicted(self, index: int) -> bool:
         """Compare a case's unperturbed image with what was predicted; False where this is not known."""
-        state = self.states[index]
-        prediction = self._predicted(state, state.target, state.values)
+        prediction = self._predicted(self.states[index])
         if prediction is not None:
             self.compare(index, 0, prediction, is_predicted=True)
         return prediction is not None
-
-    def check_unperturbed(self, index: int, output: Any, target: BoundTarget) -> None:
-        """Compare the output ``(1, ...)`` of an unperturbed image that went through alone with what was predicted."""
-        here, state = Seen.of(output, target, "explained alone"), self.states[index]
-        other = self._predicted(state, target, here.values)
-        if other is not None and self._differ(here, other, target, here.scores.new_zeros(())):
-            self._refuse(index, f"the unperturbed image gives {here.figures(target)} and {other.figures(target)}", True)
 
     def compare(self, index: int, row: int, other: Seen, is_predicted: bool = False) -> None:
         """Compare a case's row, 0 for the unperturbed image, with what its image gives alone, or was predicted."""
@@ -147,17 +139,17 @@ class RowCheck:
         problem = (_NOT_PREDICTED if is_predicted else _NOT_FIXED).format(words)
         raise CaseError(self.states[index].case.name, f"{problem}. {_SUPPOSED}")
 
-    def _predicted(self, state: CaseState, target: BoundTarget, values: Sequence[torch.Tensor]) -> Seen | None:
+    def _predicted(self, state: CaseState) -> Seen | None:
         """The evaluator's prediction for a case; None if it is unknown, or if the target cannot read it."""
         if state.case.prediction is None:
             return None
         try:
             output = read(state.case.prediction, self.forward.output)
             check_rows(output, 1)
-            found = Seen.of(output, target, "as the evaluator predicted it")
+            found = Seen.of(output, state.target, "as the evaluator predicted it")
         except Exception:  # the evaluator gives something else than the network
             return None
-        return found if [each.shape for each in found.values] == [each.shape for each in values] else None
+        return found if [each.shape for each in found.values] == [each.shape for each in state.values] else None
 
 
 def run_alone(network: Any, image: torch.Tensor, size: int, run: Callable[[torch.Tensor, str], Any]) -> Any:

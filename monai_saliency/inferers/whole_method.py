@@ -17,7 +17,7 @@ from monai_saliency.inferers.inferer import Job, Meet, PerturbationInferer
 from monai_saliency.inferers.row_check import RowCheck
 from monai_saliency.masks.base import BoundMasks, Id, Masks, Observed
 from monai_saliency.networks.inputs import SplitInputs
-from monai_saliency.targets.base import Target
+from monai_saliency.targets.base import BoundTarget, Target
 
 
 class WholeMethodInferer(PerturbationInferer):
@@ -87,16 +87,26 @@ class WholeMethodRun:
         counts = [(self.index, len(batch))]
         return (forward or self.forward).images(torch.cat([batch, held], dim=1), self.split, counts, self.name)
 
-    def finish(self, output: Any, maps: torch.Tensor, scores: torch.Tensor) -> None:
+    def begin(self, output: Any) -> BoundTarget:
+        """Bind the target to the output ``(1, ...)`` of the unperturbed image, which is compared with what was
+        predicted.
+        """
+        self.state.bind(output)
+        self.rows.is_predicted(self.index)
+        self.state.forget_prediction()
+        return self.state.target
+
+    def finish(self, maps: torch.Tensor, scores: torch.Tensor) -> None:
         """Put the maps of a method into the case's state, made of changed images that have these scores."""
         if not bool(torch.isfinite(maps).all()):
             raise CaseError(self.name, "the method made a map with NaN or infinite values")
         masks: Any = self.state.masks
         masks.hold(maps, len(scores))
-        self.state.search.restart()
-        self.state.bind(output)
-        self.state.add(1, len(scores) + 1, scores.to(self.state.search.scores))
-        self.state.search.next_round()
+        search = self.state.search
+        search.restart()
+        search.begin(search.reference_scores, self.state.target.if_nan)
+        self.state.add(1, len(scores) + 1, scores.to(search.scores))
+        search.next_round()
 
 
 class _MethodMasks(Masks):

@@ -74,8 +74,7 @@ class _Run(WholeMethodRun):
         """Run the method, and put its map and the scores of its images into the case's state."""
         state, name = self.state, type(self.inferer.method).__name__
         output = self.run(state.case.image[None])
-        bound = state.bound_to(output)
-        self.rows.check_unperturbed(self.index, output, bound)
+        bound = self.begin(output)
         try:
             maps = self.maps(image_of(state.case.image), bound)
         except CaseError:
@@ -86,7 +85,7 @@ class _Run(WholeMethodRun):
         if maps.shape != expected:
             raise CaseError(state.case.name, f"{name} must make maps {expected} (scores, H, W), got {maps.shape}")
         scores = torch.stack(self.scores or [bound(output)[0]])
-        self.finish(output, torch.from_numpy(maps.astype(np.float64)), scores)
+        self.finish(torch.from_numpy(maps.astype(np.float64)), scores)
         state.forwards_here += len(self.scores) + 1
 
     def maps(self, image: np.ndarray, bound: BoundTarget) -> np.ndarray:

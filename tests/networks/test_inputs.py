@@ -149,7 +149,7 @@ class TestErrors:
             (
                 TensorInput(),
                 {"image": IMAGES},
-                r"`inputs` must be images .*got dict; set the inferer's `inputs` to DictInput",
+                r"`inputs` must be images .*got a dict; set the inferer's `inputs` to DictInput",
             ),
             (ms.DictInput("t1"), {"image": IMAGES}, r"`perturb` names \['t1'\], the inputs are \['image'\]"),
             (ms.DictInput("image"), IMAGES, "must be a dictionary or a sequence of tensors for DictInput, got Tensor"),
