@@ -91,8 +91,8 @@ MASKS: list[Row] = [
         r"`more_fills` must be functions .*; one that needs the case's file is the `fill`, got a ScanUnitFill",
     ),
     (
-        lambda: ms.rise(target=TARGET, estimator=ms.estimators.MCRISEScoring()),
-        r"`estimator` is MCRISEScoring, which compares several fills, and RISEMasks have one: use mc_rise",
+        lambda: ms.rise(target=TARGET, estimator=ms.estimators.MCRISEScoring())(IMAGES, NETWORK),
+        r"MC-RISE compares several fills, got masks of RISEMasks, which have one: use MCRISEMasks",
     ),
     (lambda: ms.drise(form="debiased", target=TARGET), r"`form` must be one of .*, got 'debiased'"),
     (lambda: ms.Supervoxels(2.5), r"`num_regions` must be a whole number"),

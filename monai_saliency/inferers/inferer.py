@@ -15,7 +15,7 @@ from monai.utils import convert_to_dst_type
 from monai_saliency.cases import Case, Number, cases_of, image_file
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.estimators.rise import MCRISEScoring, RISEScoring
+from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.simple import ConstantFill
 from monai_saliency.inferers.batches import batch_size, rows_in_batch
@@ -399,15 +399,10 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def _check_pair(masks: Any, estimator: Any) -> None:
-    """The estimator must know the masks' `p1`, and how many fills they have: else a map would hold their coverage."""
+    """RISE must know the masks' `p1`, and that they have one fill: else a map would hold their coverage."""
     while hasattr(masks, "masks"):  # masks of channels, or in rounds, are made of others
         masks = masks.masks
     name, several = type(estimator).__name__, isinstance(masks, MCRISEMasks)
-    if isinstance(estimator, MCRISEScoring) and not several:
-        raise ValueError(
-            f"`estimator` is {name}, which compares several fills, and {type(masks).__name__} have one: use "
-            "mc_rise(...) or MCRISEMasks(...)"
-        )
     if several and isinstance(estimator, RISEScoring):
         raise ValueError(
             f"`estimator` is {name}, which knows one fill, and MCRISEMasks have several: use "

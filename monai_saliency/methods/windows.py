@@ -217,8 +217,8 @@ def minimal_region(
     """The smallest set of windows that keeps the score when all else is hidden: an answer that can be checked.
 
     Windows are ranked as by :func:`hierarchical_occlusion`, then the number of windows that is needed is searched
-    (``MinimalMasks``). The map is 1 inside the region and 0 outside; ``explanation.masks.found``
-    gives its voxels, and the scores with the region kept and hidden.
+    (``MinimalMasks``). The map is 1 inside the region and 0 outside; the ``finding`` of each of
+    ``explanation.observed`` gives its voxels, and the scores with the region kept and hidden.
 
     Args:
         share: of the score's rise from the fill to the image that the region keeps, in (0, 1].

@@ -74,28 +74,27 @@ def in_parts(count: int, most: int, least: int, call: Callable[[list[int]], Any]
     """One output for ``count`` images, by calls of ``least`` to ``most`` images. Each call is given the places of its
     images; the last image fills a call that has too few.
     """
-    outputs, counts = [], []
+    outputs = []
     for start in range(0, count, most):
         kept = min(most, count - start)
         size = max(kept, least)
         places = [min(place, count - 1) for place in range(start, start + size)]
         output = rows(call(places), 0, kept, size)
         outputs.append(tree_map(copied, output))  # the next call may overwrite it
-        counts.append(kept)
-    return joined(outputs, counts)
+    return _joined(outputs, min(most, count))
 
 
-def joined(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
-    """One output for all images of several batches with ``counts`` images each, the opposite of :func:`rows`."""
+def _joined(outputs: Sequence[Any], count: int) -> Any:
+    """One output for all images of several batches, the first of ``count`` images: the opposite of :func:`rows`."""
     first = outputs[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(list(outputs)) if first.ndim else first
     if isinstance(first, Mapping):
-        return {key: joined([output[key] for output in outputs], counts) for key in first}
-    if _by_image(first, counts[0]):
+        return {key: _joined([output[key] for output in outputs], count) for key in first}
+    if _by_image(first, count):
         return [image for output in outputs for image in output]
     if isinstance(first, (tuple, list)):
-        return [joined(parts, counts) for parts in zip(*outputs, strict=True)]
+        return [_joined(parts, count) for parts in zip(*outputs, strict=True)]
     return first
 
 

@@ -93,9 +93,10 @@ def finite_numbers(name: str, value: Any, least: float = -math.inf) -> None:
 
 def number(name: str, value: Any, least: float | None = None) -> float:
     """One finite number, as a ``float``."""
-    one = _one_number(value)
-    if one is None:
+    numbers = _numbers(value)
+    if numbers is None or len(numbers) != 1 or isinstance(value, Sequence):
         raise ValueError(f"`{name}` must be a finite number, got {value!r}")
+    one = float(numbers[0])
     if least is not None and one < least:
         raise ValueError(f"`{name}` must be at least {least:g}, got {value}")
     return one
@@ -111,9 +112,9 @@ def fraction(name: str, value: Any) -> float:
 
 def probability(name: str, value: Any) -> float:
     """One number in [0, 1]."""
-    one = _one_number(value)
-    if one is None or not 0 <= one <= 1:
-        raise ValueError(f"`{name}` must be in [0, 1], got {value!r}")
+    one = number(name, value)
+    if not 0 <= one <= 1:
+        raise ValueError(f"`{name}` must be in [0, 1], got {value}")
     return one
 
 
@@ -152,14 +153,6 @@ def _numbers(value: Any) -> np.ndarray | None:
     if numbers.dtype.kind not in "iuf" or numbers.ndim != 1 or not numbers.size:
         return None
     return numbers if bool(np.isfinite(numbers).all()) else None
-
-
-def _one_number(value: Any) -> float | None:
-    """One finite number; None for anything else, a list of one number too."""
-    numbers = _numbers(value)
-    if numbers is None or len(numbers) != 1 or isinstance(value, Sequence):
-        return None
-    return float(numbers[0])
 
 
 def flag(name: str, value: Any) -> bool:

@@ -465,7 +465,7 @@ class TestErrors:
         [
             ({"clinic": BASELINES}, TABLE, r"`numbers` names the input 'clinic'.* held are \['clinical'\]"),
             ({"clinical": {"age": 1, "sex": 0}}, TABLE, r"shape \(B, 2\), .*\['age', 'sex'\], got \(2, 3\)"),
-            ({"clinical": BASELINES}, TABLE[:1], r"one row for each of 2 cases, got \(1, 3\)"),
+            ({"clinical": BASELINES}, TABLE[:1], r"one row for each of 2 cases, got shape \(1, 3\)"),
             ({"clinical": BASELINES}, TABLE.long(), "is of int64, and the baseline 0.5 of 'sex' is not a whole"),
             (
                 {"clinical": BASELINES},

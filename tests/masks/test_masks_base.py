@@ -205,7 +205,7 @@ def test_remembered_patches(method: Any, settings: dict[str, Any], share: float)
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (ms.masks.RISEMasks, {"num_masks": 4, "p1": 5}, r"`p1` must be in \[0, 1\], got 5"),
-    (ms.masks.RISEMasks, {"num_masks": 4, "p1": float("nan")}, r"`p1` must be in \[0, 1\], got nan"),
+    (ms.masks.RISEMasks, {"num_masks": 4, "p1": float("nan")}, r"`p1` must be a finite number, got nan"),
     (ms.masks.RISEMasks, {"num_masks": 0}, "`num_masks` must be a whole number of at least 1, got 0"),
     (ms.masks.RISEMasks, {"num_masks": 4, "grid_size": (8, 0)}, r"`grid_size` must be a whole number .*, got \(8, 0\)"),
     (ms.masks.RISEMasks, {"num_masks": 4, "seed": None}, "`seed` must be a whole number of at least 0, got None"),
