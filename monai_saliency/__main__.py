@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command(_bundle, "print the folder of the demo's bundle, which has slurm/explain.sbatch")
 
-    made = command(_command, "print the command of bundle/slurm/explain.sbatch, which asks for it")
+    made = command(_command, "for bundle/slurm/explain.sbatch: print the command that it runs")
     made.add_argument("words", nargs="*", metavar="-- --ID VALUE", help="further flags of the bundle")
     return parser
 
