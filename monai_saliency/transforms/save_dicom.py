@@ -124,7 +124,7 @@ class SaveDicomd(MapTransform):
         maps = saliency.numpy()
         files = series_files(case_name(saliency))
         labels = _labels(explanation, len(maps))
-        legends = legends_of(explanation, maps, self.scale)
+        legends = legends_of(explanation, maps, self.scale, data.get(f"{key}_legends", ""))
         for place, legend in enumerate(legends):
             part = slice(place, place + 1)
             number = f"_{place + 1}" if len(maps) > 1 else ""
