@@ -17,8 +17,7 @@ from monai.transforms import Compose
 import monai_saliency as ms
 from monai_saliency import data, metrics, transforms
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
-from monai_saliency.handlers.summary import Summary
-from monai_saliency.storage.tables import Failures
+from monai_saliency.storage.tables import CaseTable, Failures
 
 NAN, INF = math.nan, math.inf
 TARGET = ms.FunctionScore(lambda output: output)
@@ -52,7 +51,7 @@ def loader(**changes: Any) -> Any:
 
 def handler(**changes: Any) -> Any:
     settings = {"inferer": window(), "network": NETWORK, "postprocessing": Compose([])}
-    settings |= {"summary": Summary("nowhere/summary.csv"), "failures": Failures("nowhere/failures.csv")}
+    settings |= {"summary": CaseTable("nowhere/summary.csv"), "failures": Failures("nowhere/failures.csv")}
     return SaliencyHandler(**settings | changes)
 
 
@@ -150,7 +149,6 @@ PIPELINES: list[Row] = [
 RUNS: list[Row] = [
     (lambda: handler(inferer=SimpleInferer()), r"`inferer` must be an inferer made by .*SimpleInferer"),
     (lambda: handler(postprocessing=[]), r"`postprocessing` must be a transform .*, got a list"),
-    (lambda: handler(summary="summary.csv"), r"`summary` must be Summary\(path\), got 'summary.csv'"),
     (lambda: handler(store="scores"), r"`store` must be ScoreStore\(folder\), got 'scores'"),
     (lambda: handler(network_id=NETWORK), r"`network_id` must be a name of the network, in quotes, got a Sequential"),
     (lambda: transforms.SaveSaliencyd("saliency", "null"), "where none is meant, give an empty"),

@@ -81,7 +81,7 @@ def attach(
         )
     loop = Loop(evaluator, inferer, loader)
     handler = attach_to(loop, folder, explaining, "the loop", postprocessing)
-    return LoopExplainer(handler, loop, explaining.image_key)
+    return LoopExplainer(handler, loop)
 
 
 def attach_to(

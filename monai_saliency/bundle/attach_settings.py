@@ -18,7 +18,7 @@ from monai_saliency.handlers.trust import Trust
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.settings import all_settings, find_method, own_settings
 from monai_saliency.networks.inputs import ArgumentInputs
-from monai_saliency.networks.runtime import accelerated, check_runtime
+from monai_saliency.networks.runtime import check_runtime
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
@@ -168,8 +168,8 @@ class AttachSettings:
         return case_writers(folder, **self._written)
 
     def inferer(self, evaluator: Any, postprocessing: Any) -> PerturbationInferer:
-        """Explains what an evaluator predicts, but for what is known only at its first case: the fill in the scan's own
-        unit, and how its inferer is called.
+        """Explains what an evaluator predicts, but for what is known only at its first case: the fill, whose unit may
+        be the scan's, and how its inferer is called.
         """
         target, output = self.target, self.output
         if isinstance(target, str):
@@ -178,7 +178,7 @@ class AttachSettings:
             output = None
         made = self.chosen(
             target=target,
-            fill=fill_in_unit(self.fill) if self.fill_unit == "network" else None,
+            fill=None,
             inferer=own_inferer(evaluator),
             mask_batch_size=self.mask_batch_size,
             progress=True,
@@ -186,10 +186,6 @@ class AttachSettings:
             autocast=dict(evaluator.amp_kwargs) if evaluator.amp else None,
         )
         return made if self.inputs is None else made.replace(inputs=self.inputs)
-
-    def network(self, network: Any) -> Any:
-        """The network that explains, of the one that predicts: the same one, run as fast as the settings say."""
-        return accelerated(network, **self.runtime)
 
     def store(self, folder: Path) -> ScoreStore | None:
         """The scores that are kept, for maps in a folder."""

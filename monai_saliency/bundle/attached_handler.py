@@ -20,15 +20,15 @@ from monai_saliency.errors import CaseError
 from monai_saliency.fills.named import AutoFill, fill_in_unit
 from monai_saliency.handlers.run_settings import warn_of_others
 from monai_saliency.handlers.saliency_handler import Batch, Item, SaliencyHandler, predictions_of
-from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
 from monai_saliency.networks.outputs import rows
+from monai_saliency.networks.runtime import accelerated
+from monai_saliency.storage.files import error_key
 from monai_saliency.storage.label_maps import label_problem
-from monai_saliency.storage.tables import Failures
+from monai_saliency.storage.tables import CaseTable, Failures
 from monai_saliency.targets.auto import AutoTarget, finds_nothing
-from monai_saliency.transforms.save import error_key
 from monai_saliency.utils.arguments import require
 from monai_saliency.utils.tensors import plain
 from monai_saliency.visualize.report import try_report
@@ -46,9 +46,9 @@ class AttachedHandler(SaliencyHandler):
     def __init__(self, settings: AttachSettings, words: str, evaluator: Any, postprocessing: Any, folder: Path) -> None:
         super().__init__(
             settings.inferer(evaluator, postprocessing),
-            settings.network(evaluator.network),
+            accelerated(evaluator.network, **settings.runtime),
             Compose([self._place, settings.writers(folder)]),
-            summary=Summary(folder / "summary.csv"),
+            summary=CaseTable(folder / "summary.csv"),
             failures=Failures(folder / "failures.csv", settings.strict, shared=settings.engine is not None),
             store=settings.store(folder),
             network_id=settings.network_id,
@@ -118,9 +118,7 @@ class AttachedHandler(SaliencyHandler):
         cases = []
         for i, (item, image) in enumerate(zip(items, call.inputs, strict=True)):
             cases.append(self._case(item, image, f"{place}-{i}" if len(items) > 1 else place))
-        predictions = None
-        if not getattr(engine, "output_changed", False):
-            predictions = predictions_of(call.output, len(images))
+        predictions = predictions_of(call.output, len(images))
         for group in call.groups():
             placed = [i for i in group if self._has_place(cases[i])]
             if not placed:

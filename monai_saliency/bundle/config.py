@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -268,17 +268,19 @@ def run_cohort(
     **settings: Any,
 ) -> None:
     """Run an evaluator over its cohort, as :func:`~monai_saliency.engines.run.run` does."""
-    recipe = None if engine is None else Recipe.here((parser or calling_parser()).get(), run_id)
+    recipe = None
+    if engine is not None:
+        recipe = partial(cohort_of, (parser or calling_parser()).get(), run_id, list(sys.path), os.getcwd())
     run(evaluator, handler, tracker, engine=engine, recipe=recipe, **settings)
 
 
-def writers_of_config(output_dir: str, cases: Sequence[str] | None = None) -> Compose:
+def writers_of_config(output_dir: str) -> Compose:
     """The writers of each case, from the ids in the config that calls this which are settings of
     :func:`~monai_saliency.transforms.case_writers`.
     """
     bundle = BundleConfig(calling_parser())
     given = bundle.given(writer_settings())
-    return case_writers(output_dir, cases=cases, **given | bundle.class_names(given.get("class_names")))
+    return case_writers(output_dir, **given | bundle.class_names(given.get("class_names")))
 
 
 def best_method(prefix: str = "") -> dict[str, Any]:
@@ -298,38 +300,23 @@ def best_method(prefix: str = "") -> dict[str, Any]:
     return dict(choice.chosen)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Makes the cohort of a bundle's run in the process that calls it, which then explains any units of it."""
-
-    config: dict[str, Any]
-    run_id: str
-    path: Sequence[str] = ()
-    folder: str = "."
-
-    @staticmethod
-    def here(config: dict[str, Any], run_id: str) -> Recipe:
-        """A recipe with this process's path and working directory."""
-        return Recipe(config, run_id, list(sys.path), os.getcwd())
-
-    def __call__(self) -> Cohort:
-        """The cohort. This process takes over the driver's path and working directory."""
-        os.chdir(self.folder)
-        # An empty entry means the folder that the driver was started in.
-        entries = [entry or self.folder for entry in self.path]
-        sys.path[:] = list(dict.fromkeys([*entries, *sys.path]))
-        engine = _Taker()
-        parser = ConfigParser(self.config | {"saliency_engine": engine})
-        bundle = BundleConfig(parser)
-        try:
-            bundle.carry_out(self.run_id)
-        except SystemExit as error:
-            raise RuntimeError(f"the bundle ended its run before anything could be explained: {error}") from None
-        if engine.cohort is None:
-            raise RuntimeError(
-                f"{self.run_id!r} never called `saliency_engine`: it must be an id that explains the cohort"
-            )
-        return engine.cohort
+def cohort_of(config: dict[str, Any], run_id: str, path: Sequence[str], folder: str) -> Cohort:
+    """The cohort of a bundle's run, made in the process that calls this, which then explains any units of it. It takes
+    over the driver's path and working directory.
+    """
+    os.chdir(folder)
+    # An empty entry means the folder that the driver was started in.
+    entries = [entry or folder for entry in path]
+    sys.path[:] = list(dict.fromkeys([*entries, *sys.path]))
+    engine = _Taker()
+    bundle = BundleConfig(ConfigParser(config | {"saliency_engine": engine}))
+    try:
+        bundle.carry_out(run_id)
+    except SystemExit as error:
+        raise RuntimeError(f"the bundle ended its run before anything could be explained: {error}") from None
+    if engine.cohort is None:
+        raise RuntimeError(f"{run_id!r} never called `saliency_engine`: it must be an id that explains the cohort")
+    return engine.cohort
 
 
 class _Taker(Engine):

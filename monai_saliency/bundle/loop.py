@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -41,17 +40,14 @@ class LoopExplainer:
     Args:
         handler: explains.
         loop: takes the place of an engine: the handler is attached to it.
-        image_key: the key, or the place, of the network's input in a batch; ``"image"`` by default, or the first entry
-            if a batch is a list.
 
     Attributes:
         handler: ``explained`` lists the cases with maps, and ``failures`` those without.
     """
 
-    def __init__(self, handler: AttachedHandler, loop: Loop, image_key: Any = None) -> None:
+    def __init__(self, handler: AttachedHandler, loop: Loop) -> None:
         self.handler = handler
         self.loop = loop
-        self.image_key = image_key
         handler.report_at_end(loop)
         loop.fire_event(Events.STARTED)
         loop.fire_event(Events.ITERATION_STARTED)
@@ -83,19 +79,18 @@ class LoopExplainer:
     def __enter__(self) -> LoopExplainer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None:
             self.finish()
 
     def _images(self, batch: Any) -> Any:
-        """The network's input in a batch."""
+        """The network's input in a batch: under ``image_key``, or else under ``"image"`` or first in a list."""
         if isinstance(batch, torch.Tensor):
             return batch
-        if self.image_key is not None:
-            return batch[self.image_key]
-        return batch[CommonKeys.IMAGE if isinstance(batch, Mapping) else 0]
+        key: Any = self.handler.settings.image_key
+        if key is None:
+            key = CommonKeys.IMAGE if isinstance(batch, Mapping) else 0
+        return batch[key]
 
     def _on_device(self, images: Any) -> Any:
         """Images where the network is."""

@@ -19,7 +19,7 @@ from monai_saliency.methods.settings import SHARED, find_method, own_settings
 from monai_saliency.metrics.truth import LEAST, Scan
 from monai_saliency.metrics.which_method import COLUMNS, FIGURES, Comparison, default_methods, named
 from monai_saliency.networks.identity import network_key
-from monai_saliency.storage.files import atomic_path, locked
+from monai_saliency.storage.files import locked, write_whole
 from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import CaseTable, write_csv
@@ -109,15 +109,14 @@ class MethodChoice:
         shared = {name: inferer.settings[name] for name in SHARED - {"masks", "estimator"}}
         inferers = {name: self.method(own)(**shared) for name, own in settings.items()}
         store = ScoreStore(self.folder / "methods_scores")
-        table = CaseTable(self.folder / "methods_cases.csv", None, COLUMNS)
+        table = CaseTable(self.folder / "methods_cases.csv", COLUMNS)
         say = partial(print, file=sys.stderr, flush=True)
         found = Comparison(inferers, network, settings, store, network_id, table, say, show=self._show).run(chosen)
         columns = ["method", "cases", *(name + end for name in FIGURES for end in ("", "_error")), "problem"]
         write_csv(self.folder / "methods.csv", columns, found.summary)
         self.chosen = {"method": "focused_rise"} if found.taken is None else settings[found.taken]
-        with atomic_path(self.folder / "method.json") as temporary:
-            kept = {"key": key, "method": self.chosen, "verdict": found.verdict, "truth": found.truth}
-            temporary.write_text(json.dumps(kept, indent=1, default=str), encoding="utf-8")
+        kept = {"key": key, "method": self.chosen, "verdict": found.verdict, "truth": found.truth}
+        write_whole(self.folder / "method.json", json.dumps(kept, indent=1, default=str))
         print(f"\n{found}", flush=True)
         print(f"\n{write_methods(self.folder, found)}", flush=True)
         if self.once:

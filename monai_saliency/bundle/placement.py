@@ -18,13 +18,15 @@ import torch
 from monai.data import MetaTensor
 from monai.transforms import Compose, ConcatItemsd, CopyItemsd, InvertibleTransform, Lambdad, MapTransform
 from monai.transforms.utils import convert_applied_interp_mode
-from monai.utils import ImageMetaKey, OptionalImportError, TraceKeys, WSIPatchKeys
+from monai.utils import OptionalImportError, TraceKeys, WSIPatchKeys
 
+from monai_saliency.cases import image_file
 from monai_saliency.data.cohort import CaseIds
 from monai_saliency.handlers.saliency_handler import Item
 from monai_saliency.storage.dicom import holds_series, order_problem, series_files, series_id
+from monai_saliency.storage.files import error_key
 from monai_saliency.storage.scans import header_problem
-from monai_saliency.transforms.save import GRID_KEY, error_key, lies_on_scan
+from monai_saliency.transforms.save import GRID_KEY, lies_on_scan
 from monai_saliency.utils.affines import check_inversion, steps_of
 
 logger = logging.getLogger(__name__)
@@ -34,12 +36,8 @@ def input_file(image: Any) -> Path | None:
     """The file, or the folder of slices, that an image was loaded from; None if it does not say."""
     if not isinstance(image, MetaTensor):
         return None
-    name = image.meta.get(ImageMetaKey.FILENAME_OR_OBJ, image.meta.get(WSIPatchKeys.PATH))
-    if isinstance(name, (list, tuple)) and name:
-        name = name[0]
-    if not isinstance(name, (str, Path)) or not str(name):
-        return None
-    return Path(name) if Path(name).exists() else None
+    name = image_file(image) or image.meta.get(WSIPatchKeys.PATH)
+    return Path(name) if name and Path(name).exists() else None
 
 
 class Placement:
@@ -57,7 +55,7 @@ class Placement:
         self.image_key = image_key
         self.saliency_key = saliency_key
         self.nearest = nearest
-        dataset, self.transform = _preprocessing(loader, image_key)
+        dataset, self.transform = _preprocessing(loader)
         self.problem = _unrecorded(self.transform, image_key, keeps_place, setting)
         self._said: set[str] = set()
         self._files = _files(dataset, image_key) or _files(dataset, _source_key(self.transform, image_key))
@@ -83,12 +81,11 @@ class Placement:
         if corner is not None:
             numbers = np.atleast_1d(np.asarray(corner)).astype(int).tolist()
             name = f"{name}_patch-{'-'.join(map(str, numbers))}"
-            return name if self._met.setdefault(name, place) == place else f"{name}-{place}"
         first = self._met.setdefault(name, place)
         if self._is_whole and first.partition("-")[0] != place.partition("-")[0]:
             return ""
-        is_alone = first == place and os.path.abspath(file) not in self._twice
-        return name if is_alone else f"{name}-{place}"
+        is_one_case = corner is not None or os.path.abspath(file) not in self._twice
+        return name if first == place and is_one_case else f"{name}-{place}"
 
     def all_names(self, case: Item) -> list[str]:
         """The names of all cases, if they are like this one; empty if the dataset does not list them."""
@@ -134,17 +131,14 @@ class Placement:
 
     def _back(self, case: Item, key: Hashable) -> tuple[torch.Tensor | None, str]:
         """A map on its scan; None if no way leads there, and why."""
-        kind = "preprocessing does" if isinstance(self.image_key, str) else "transforms of arrays do"
         problem = self.problem
         if not problem:
-            back = case[key].clone()  # a computed map must not be lost with a way that ends half-way
-            if isinstance(self.image_key, str):
-                back, problem = _inverted(back, case[self.image_key], self.transform, self.image_key, self.nearest)
-            elif isinstance(self.transform, InvertibleTransform):
-                back = self.transform.inverse(back)
+            # A computed map must not be lost with a way that ends half-way.
+            image = case[self.image_key]
+            back, problem = _inverted(case[key].clone(), image, self.transform, self.image_key, self.nearest)
             if lies_on_scan(back):
                 return back, ""
-        return None, f"the bundle's {kind} not lead back to the file's grid{problem and f' ({problem})'}"
+        return None, f"the bundle's preprocessing does not lead back to the file's grid{problem and f' ({problem})'}"
 
     def _keep(self, case: Item, reason: str) -> Item:
         """A case whose map stays on the grid of the network's input."""
@@ -177,10 +171,10 @@ def _length(value: Any) -> int:
         return 0
 
 
-def _preprocessing(loader: Any, image_key: Hashable) -> tuple[Any, Callable[[Any], Any] | None]:
+def _preprocessing(loader: Any) -> tuple[Any, Callable[[Any], Any] | None]:
     """The dataset that lists the items, and all that it and the datasets around it apply; None where there is none."""
     innermost, transforms = None, []
-    for dataset in _nested(getattr(loader, "dataset", None), image_key if isinstance(image_key, int) else 0):
+    for dataset in _nested(getattr(loader, "dataset", None)):
         innermost, transform = dataset, getattr(dataset, "transform", None)
         if callable(transform) and not (isinstance(transform, Compose) and not transform.transforms):
             transforms.append(transform)
@@ -189,14 +183,14 @@ def _preprocessing(loader: Any, image_key: Hashable) -> tuple[Any, Callable[[Any
     return innermost, transforms[0] if transforms else None
 
 
-def _nested(dataset: Any, place: int) -> Iterator[Any]:
-    """A dataset and those that it wraps, from the outside in; of several in parallel the one at a place."""
+def _nested(dataset: Any) -> Iterator[Any]:
+    """A dataset and those that it wraps, from the outside in; of several the first."""
     while dataset is not None:
         yield dataset
         name = next((name for name in ("dataset", "datasets", "data") if hasattr(dataset, name)), "")
         inner = getattr(dataset, name, None)
-        if isinstance(inner, (list, tuple)):
-            inner = inner[place] if place < len(inner) else None
+        if isinstance(inner, (list, tuple)) and inner:
+            inner = inner[0]
         dataset = inner if isinstance(inner, torch.utils.data.Dataset) else None
 
 
@@ -222,7 +216,7 @@ def _source_key(transform: Any, key: Any) -> Any:
 def _unrecorded(transform: Any, key: Hashable, keeps_place: bool, setting: str) -> str:
     """Which steps move voxels of the image, or may do so, and record nothing, in words; empty if there are none."""
     moving, unknown = [], []
-    for step, after, before in _backwards(transform, key) if isinstance(key, str) else ():
+    for step, after, before in _backwards(transform, key):
         if before != after or after not in getattr(step, "keys", ()):
             continue
         name, module = type(step).__name__, type(step).__module__
@@ -241,7 +235,7 @@ def _unrecorded(transform: Any, key: Hashable, keeps_place: bool, setting: str) 
 
 
 def _inverted(
-    saliency: torch.Tensor, image: MetaTensor, transform: Any, key: str, nearest: bool
+    saliency: torch.Tensor, image: MetaTensor, transform: Any, key: Hashable, nearest: bool
 ) -> tuple[MetaTensor, str]:
     """A map taken back through those steps that can be inverted, whatever order MONAI recorded them in, and the first
     error of a step in words.

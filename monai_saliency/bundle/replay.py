@@ -136,11 +136,8 @@ class Replay(Inferer):
 
         if not isinstance(self.inferer, SlidingWindowInferer):
             return self.inferer(inputs, network, *tree_map(repeated, self.args), **tree_map(repeated, self.kwargs))
-        # What comes with patches must suit any number of them; but of a condition each image has its own patches.
-        further = dict(self.kwargs)
-        if "condition" in further:
-            further["condition"] = tree_map(repeated, further["condition"])
-        return self.inferer(inputs, network, *self.args, **further)
+        # What comes with patches must suit any number of them.
+        return self.inferer(inputs, network, *self.args, **self.kwargs)
 
 
 def _without_threshold(inferer: Any) -> Any:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from monai_saliency.bundle.command import settings_of
-from monai_saliency.handlers.summary import Summary, figures
+from monai_saliency.handlers.summary import figures
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.storage.tables import CaseTable, Failures, write_csv
-from monai_saliency.utils.arguments import require
 from monai_saliency.utils.tensors import correlation
+from monai_saliency.visualize.pictures import new_figure
 from monai_saliency.visualize.report.cases import MapFile
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _settings(sweep_dir: Path) -> list[Setting]:
         if folder.is_dir() and (homes or values):
             home = homes[0] if homes else folder
             failures = CaseTable(home / "failures.csv", columns=Failures.COLUMNS).read()
-            settings.append(Setting(folder.name, home, values, Summary(home / "summary.csv").read(), failures))
+            settings.append(Setting(folder.name, home, values, CaseTable(home / "summary.csv").read(), failures))
     if not settings:
         raise ValueError(
             f"{sweep_dir} holds no settings: folders named id=value,id=value, or with a summary.csv in them"
@@ -183,7 +183,7 @@ def plot_sweep(sweep: Sweep) -> Figure:
     """Plot hits and agreement of each setting against its forwards per case. Incomplete ones are hollow."""
     panels = {"share of peaks inside their label": "hits", f"agreement with {sweep.reference.name}": "agreement"}
     size = 10.0, max(4.0, 1.0 + 0.165 * len(sweep.settings))
-    figure = require("matplotlib.figure", extra="bundle").Figure(figsize=size, layout="constrained")
+    figure = new_figure(size, layout="constrained")
     for ax, (label, name) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         for number, setting in enumerate(sweep.settings, 1):
             # A point of NaN is drawn in the legend only.

@@ -8,13 +8,14 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
+from monai_saliency.storage.files import files_below
 from monai_saliency.storage.scans import NIFTI, case_id, check_readers, format_of, name_hash, scan_stem
 from monai_saliency.utils.arguments import a_path
 
@@ -135,7 +136,7 @@ def _scans_below(
         )
     is_bids = (root / "dataset_description.json").is_file()
     scans, others = [], []
-    for path in _bids_scans(root, section) if is_bids else _files_below(root):
+    for path in _bids_scans(root, section) if is_bids else files_below(root):
         if skipped in Path(os.path.realpath(path)).parents:
             continue
         if _is_scan(path, spatial_dims):
@@ -171,21 +172,6 @@ def _is_scan(path: Path, spatial_dims: int) -> bool:
     if kind is None or path.name.endswith(".seg.nrrd"):
         return False
     return spatial_dims == 2 or not kind.is_photograph
-
-
-def _files_below(root: Path) -> Iterator[Path]:
-    """The files below a folder, and links to files that do not exist. Links to folders are followed once."""
-
-    def refuse(error: OSError) -> None:
-        raise error  # else the scans of a folder that cannot be read would be left out
-
-    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
-        above = {os.path.realpath(place) for place in (Path(folder), *Path(folder).parents)}
-        seen = [name for name in folders if not name.startswith(".")]
-        folders[:] = [name for name in seen if os.path.realpath(os.path.join(folder, name)) not in above]
-        for name in names:
-            if not name.startswith("."):
-                yield Path(folder, name)
 
 
 def _missing(image: str | Path) -> str:

@@ -89,7 +89,7 @@ class CohortLoader:
         dataset: the dataset of the cases. ``dataset.data`` holds their dictionaries with the key ``case``.
         failures: the list of failed cases. None raises the first failure.
         batch_size: the largest number of cases in a batch.
-        num_workers: the number of threads or processes that run transforms. 0 runs them in the collating thread.
+        num_workers: the number of threads or processes that run transforms. 0 loads one case at a time, in a thread.
         processes: use processes instead of threads, for transforms that hold Python's global lock. They cannot
             use a GPU.
         device: the device to copy the images to. Default: the images stay where they are.
@@ -200,15 +200,13 @@ class CohortLoader:
     def _items(self, gpu: int | None) -> Iterator[Any]:
         """The items and failed cases, in the order of the cohort."""
         guarded = _Guarded(self.dataset, self.names)
-        if self.num_workers == 0:
-            yield from (guarded[index] for index in range(len(guarded)))
-        elif self.processes:
+        if self.processes and self.num_workers:
             settings: dict[str, Any] = {"collate_fn": no_collation, "worker_init_fn": _own_signals}
             packed = _Guarded(self.dataset, self.names, packed=True)
             loaded = DataLoader(packed, None, num_workers=self.num_workers, prefetch_factor=1, **settings)
             yield from map(pickle.loads, loaded)
         else:
-            with ThreadPoolExecutor(self.num_workers, "CohortLoader", _use_gpu, (gpu,)) as pool:
+            with ThreadPoolExecutor(max(self.num_workers, 1), "CohortLoader", _use_gpu, (gpu,)) as pool:
                 futures: deque[Future] = deque()
                 try:
                     for index in range(len(guarded)):

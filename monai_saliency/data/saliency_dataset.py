@@ -25,8 +25,6 @@ from monai_saliency.utils.precision import chosen_arithmetic
 _explaining = threading.RLock()
 # Where MONAI's transforms that move voxels are.
 _MOVING = ("monai.transforms.spatial.", "monai.transforms.croppad.")
-# Settings that change no map.
-_SPEED = {"mask_batch_size", "progress", "sharing"}
 
 
 class SaliencyDataset(CachedDataset):
@@ -137,8 +135,8 @@ class SaliencyDataset(CachedDataset):
         if scan is None:
             return None
         network, inferer = self._to_map.saliency.network, self._to_map.saliency.inferer
-        settings = {name: value for name, value in inferer.settings.items() if name not in _SPEED}
-        decides = [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
+        decides = [type(inferer), inferer.deciding, inferer.estimator]
+        decides += [self.image_key, self._to_map.label_key, self._to_map.held_keys]
         try:
             if self._num_cached < self._num_prepared:
                 name = type(self._steps[self._num_cached]).__name__

@@ -111,9 +111,7 @@ class Cohort:
         recipe: Callable[[], Cohort] | None = None,
     ) -> None:
         self.evaluator = evaluator
-        self.handler = handler
         self.explainer = handler.explainer
-        handler.failures.withdraws_at_once = True
         self.recipe = recipe
         self._start = start
         self._loader: Any = in_order(evaluator.data_loader)

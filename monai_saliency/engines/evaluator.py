@@ -14,7 +14,7 @@ from monai.networks import eval_mode
 from monai_saliency.errors import CaseError, OutputError, SettingError, as_case_error, root_cause
 from monai_saliency.inferers.forward import evaluating
 from monai_saliency.storage.tables import Failures
-from monai_saliency.utils.monai_private import IterationEvaluator, tensor_version, tree_leaves
+from monai_saliency.utils.monai_private import IterationEvaluator
 from monai_saliency.utils.tensors import with_meta_of
 
 
@@ -25,10 +25,8 @@ class CohortEvaluator(IterationEvaluator):
 
     Handlers of ``FORWARD_COMPLETED``, where cases are explained, are called after the handlers of ``MODEL_COMPLETED``,
     where predictions are postprocessed: a case ends with a map or in the list of failures, never in both. They still
-    see the batch and the output as the network left them. Errors that they raise stop the run.
-
-    Attributes:
-        output_changed: whether postprocessing has changed the network's output of this batch in place.
+    see the batch and the output as the network left them, so postprocessing must not change an output in place. Errors
+    that they raise stop the run.
 
     Args:
         args: positional arguments of ``SupervisedEvaluator``.
@@ -40,15 +38,12 @@ class CohortEvaluator(IterationEvaluator):
         super().__init__(*args, **kwargs)
         self.failures = failures
         self._predicted = False
-        self.output_changed = False
-        self._versions: list[int] = []
         if self.mode is eval_mode:
             self.mode: Any = _evaluating
 
     def fire_event(self, event_name: Any) -> None:
         """Fire an event as ignite does, except for the order of two events, see :class:`CohortEvaluator`."""
         if event_name == IterationEvents.FORWARD_COMPLETED:
-            self._versions = _versions(self.state.output)
             return
         if event_name != IterationEvents.MODEL_COMPLETED:
             super().fire_event(event_name)
@@ -59,7 +54,6 @@ class CohortEvaluator(IterationEvaluator):
         self._predicted = True
         processed = self.state.batch, self.state.output
         self.state.batch, self.state.output = forward
-        self.output_changed = self._versions != _versions(self.state.output)
         super().fire_event(IterationEvents.FORWARD_COMPLETED)
         self.state.batch, self.state.output = processed
 
@@ -99,12 +93,6 @@ def _evaluating(network: torch.nn.Module) -> Iterator[None]:
     """What ``monai.networks.eval_mode`` does, for a network that may have no mode, or hide its members in a list."""
     with evaluating(network), torch.no_grad():
         yield
-
-
-def _versions(output: Any) -> list[int]:
-    """How often each tensor of an output was changed in place, as far as it is counted."""
-    leaves = [each for each in tree_leaves(output) if isinstance(each, torch.Tensor)]
-    return [tensor_version(each) for each in leaves if not each.is_inference()]
 
 
 def _copied(batch: Any) -> Any:

@@ -67,17 +67,12 @@ def run(
         )
     start = start or evaluator.run
     remove_stale(handler.failures.path.parent)  # of killed runs
-    if handler.store is not None:
-        remove_stale(handler.store.root)
-    # What it says of an error, the last line says too.
-    evaluator.logger.addFilter(lambda record: "is terminating due to exception" not in record.getMessage())
     with stoppable(), tracker or nullcontext(), trace(profile) if profile else nullcontext():
         if engine is None:
             start()
         else:
             engine.run(Cohort(evaluator, handler, start, recipe))
-            evaluator.state.metrics.update(handler.figures())
-            handler.write_trust()
+            handler.report_cohort(evaluator)
     # A process that does not speak ends well: whoever started it would stop the others, who may still be writing.
     if engine is not None and not engine.speaks:
         return
@@ -150,14 +145,13 @@ def show_cause_only(debug: bool = False) -> None:
     debug = flag("debug", debug)
     if debug:
         logging.getLogger("monai_saliency").setLevel(logging.DEBUG)
-    previous = getattr(sys.excepthook, "previous", sys.excepthook)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, KeyboardInterrupt) and error.args:
             print(f"\n{error}", file=sys.stderr)
             return
         if debug or not isinstance(error, Exception):
-            previous(kind, error, trace)
+            sys.__excepthook__(kind, error, trace)
         cause = root_cause(error)
         is_ours = isinstance(cause, (ValueError, OutputError, OptionalImportError))
         if not (debug or is_ours):
@@ -165,5 +159,4 @@ def show_cause_only(debug: bool = False) -> None:
         if isinstance(error, Exception):
             print(f"\nerror: {'' if is_ours else f'{type(cause).__name__}: '}{cause}", file=sys.stderr)
 
-    hook.previous = previous  # type: ignore[attr-defined]
     sys.excepthook = hook

@@ -4,7 +4,7 @@
 module                what it has
 ====================  ==================================================================================
 ``saliency_handler``  :class:`SaliencyHandler`, the event hooks; needs the extra ``bundle``
-``summary``           :class:`Summary`, the rows of ``summary.csv``, and the cohort's figures
+``summary``           the rows of ``summary.csv``, and the cohort's figures
 ``run_settings``      which settings, network and scan made a row
 ``trust``             :class:`Trust`, how far to trust the map of a case: the figures of ``--trust true``
 ``trust_page``        :func:`trust_page`, the page ``trust.md`` of a cohort
@@ -17,9 +17,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_MODULES = {"SaliencyHandler": "saliency_handler", "Summary": "summary", "Tracker": "mlflow", "Trust": "trust"}
+_MODULES = {"SaliencyHandler": "saliency_handler", "Tracker": "mlflow", "Trust": "trust"}
 
-__all__ = ["SaliencyHandler", "Summary", "Tracker", "Trust"]
+__all__ = ["SaliencyHandler", "Tracker", "Trust"]
 
 
 def __getattr__(name: str) -> Any:

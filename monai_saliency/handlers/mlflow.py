@@ -12,9 +12,9 @@ from typing import Any
 
 from monai.handlers import MLFlowHandler
 
-from monai_saliency.handlers.summary import Summary, figures
+from monai_saliency.handlers.summary import figures
 from monai_saliency.networks.identity import network_fingerprint
-from monai_saliency.storage.tables import Failures
+from monai_saliency.storage.tables import CaseTable, Failures
 from monai_saliency.utils.arguments import require
 from monai_saliency.utils.monai_private import set_experiment
 from monai_saliency.visualize.pictures import PICTURE_FORMATS
@@ -58,7 +58,7 @@ class Tracker:
 
     handlers: Sequence[Any]
     settings: Mapping[str, Any]
-    summary: Summary
+    summary: CaseTable
     failures: Failures
     network: Callable[..., Any]
     network_id: str | None = None

@@ -25,7 +25,7 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.runtime import plain_network, runtime_settings
 from monai_saliency.storage.dicom import is_dicom, series_files
-from monai_saliency.storage.files import atomic_path, locked
+from monai_saliency.storage.files import locked, write_whole
 from monai_saliency.storage.key import fingerprint, input_files
 from monai_saliency.storage.scans import format_of
 from monai_saliency.storage.tables import CaseTable
@@ -105,8 +105,7 @@ def note_settings(table: CaseTable, description: Mapping[str, str]) -> str:
     with locked(path.with_name(f".{path.name}.lock")):
         known = json.loads(path.read_text()) if path.exists() else {}
         known |= {mark: dict(description), "runs": known.get("runs", {}) | {mark: _this_run()}}
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(known, indent=1) + "\n")
+        write_whole(path, json.dumps(known, indent=1) + "\n")
     others = [row["case"] for row in table.read() if row["settings"] != mark]
     words = (
         f"were explained with other settings (column `settings`, see {path.name}): this run replaces the rows of the"

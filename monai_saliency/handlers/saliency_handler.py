@@ -20,7 +20,7 @@ from monai_saliency.cases import Case, image_file
 from monai_saliency.errors import CaseError
 from monai_saliency.handlers.background import Background
 from monai_saliency.handlers.run_settings import described, note_settings, scan_mark
-from monai_saliency.handlers.summary import Summary, case_title, figures, summarize
+from monai_saliency.handlers.summary import case_title, figures, summarize
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
 from monai_saliency.inferers.cohort_explainer import CohortExplainer, ScoredCase
@@ -34,7 +34,7 @@ from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.scans import scan_name
 from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.storage.tables import Failures
+from monai_saliency.storage.tables import CaseTable, Failures
 from monai_saliency.utils.affines import affine_in_mm, check_inversion, image_affine, image_spacing, steps_of
 from monai_saliency.utils.arguments import instance, require
 from monai_saliency.utils.precision import is_shared
@@ -101,12 +101,12 @@ class SaliencyHandler:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
         >>> import monai_saliency as ms
-        >>> from monai_saliency.storage.tables import Failures
+        >>> from monai_saliency.storage.tables import CaseTable, Failures
         >>> network = torch.nn.Flatten()
         >>> evaluator = ms.engines.CohortEvaluator(torch.device("cpu"), [{"image": torch.ones(1, 1, 1, 2)}], network)
         >>> explain = ms.sliding_window(1, target=ms.ClassScore([0], "none"))
         >>> with TemporaryDirectory() as folder:
-        ...     tables = Summary(Path(folder) / "summary.csv"), Failures(Path(folder) / "failures.csv")
+        ...     tables = CaseTable(Path(folder) / "summary.csv"), Failures(Path(folder) / "failures.csv")
         ...     handler = SaliencyHandler(explain, network, lambda item: item, *tables)
         ...     handler.attach(evaluator)
         ...     evaluator.run()
@@ -119,7 +119,7 @@ class SaliencyHandler:
         inferer: PerturbationInferer,
         network: Callable[..., torch.Tensor],
         postprocessing: Callable[[dict[str, Any]], dict[str, Any]],
-        summary: Summary,
+        summary: CaseTable,
         failures: Failures,
         store: ScoreStore | None = None,
         network_id: str | None = None,
@@ -131,15 +131,14 @@ class SaliencyHandler:
     ) -> None:
         self.explainer = CohortExplainer(inferer, network, store, failures, network_id)
         self.inferer = self.explainer.inferer
-        self.store = store
         self.postprocessing = instance("postprocessing", postprocessing, (), "a transform of a case", function=True)
-        self.summary = instance("summary", summary, Summary, "Summary(path)")
-        self.failures = instance("failures", failures, Failures, "Failures(path)")
+        self.summary = summary
+        self.failures = failures
         self.image_key: Any = CommonKeys.IMAGE
         self.saliency_key = saliency_key
         self.label_key = label_key
         self.standard_error_key = standard_error_key
-        self.trust = instance("trust", trust, Trust, "Trust()", none=True)
+        self.trust = trust
         self.method = method
         #: compares methods on the cohort's first cases, instead of explaining it
         self.compare: Callable[..., Any] | None = None
@@ -161,7 +160,7 @@ class SaliencyHandler:
         # The cohort's figures are read at either event, and an epoch that is terminated has no end.
         for event in (Events.EPOCH_COMPLETED, Events.COMPLETED):
             engine.add_event_handler(event, self.finish)
-        engine.add_event_handler(Events.COMPLETED, self._report)
+        engine.add_event_handler(Events.COMPLETED, self.report_cohort)
         engine.add_event_handler(Events.EXCEPTION_RAISED, self._stop)
 
     def _begin(self, engine: Engine) -> None:
@@ -185,10 +184,8 @@ class SaliencyHandler:
     def __call__(self, engine: Engine) -> None:
         self._loader = getattr(engine, "data_loader", None)
         for batch in self.batches(engine):
-            cases = [self._case_of(item) for item in batch.items]
-            if batch.predictions is not None:
-                pairs = zip(cases, batch.predictions, strict=True)
-                cases = [replace(case, prediction=prediction) for case, prediction in pairs]
+            predictions = batch.predictions or [None] * len(batch.items)
+            cases = [self._case_of(item, known) for item, known in zip(batch.items, predictions, strict=True)]
             self._open(engine, batch)
             write = partial(self._write_later, batch, cases)
             self.explainer.explain(batch.inputs, cases, write, batch.inferer, batch.held)
@@ -254,19 +251,19 @@ class SaliencyHandler:
 
     def _predictions(self, engine: Engine, count: int) -> Sequence[Any] | None:
         """The evaluator's output for each image; None if its network is a different one or unknown."""
-        is_same = same_network(getattr(engine, "network", None), self.explainer.network)
-        if not is_same or getattr(engine, "output_changed", False):
+        if not same_network(getattr(engine, "network", None), self.explainer.network):
             return None
         output: Any = engine.state.output
         return predictions_of(output.get(CommonKeys.PRED), count)
 
-    def _case_of(self, item: Item) -> Case:
+    def _case_of(self, item: Item, prediction: Any = None) -> Case:
         image = item[self.image_key]
         return Case(
             str(item["case"]),
             labels=None if self.label_key is None else item.get(self.label_key),
             spacing=image_spacing(image[None]),
             file=image_file(image),
+            prediction=prediction,
             affine=image_affine(image[None]),
         )
 
@@ -351,19 +348,18 @@ class SaliencyHandler:
     ) -> list[dict[str, Any]]:
         """The rows of the summary, of a case before and after its postprocessing."""
         image, maps = item[self.image_key], done[self.saliency_key]
-        return summarize(
+        rows = summarize(
             explanation.name,
             explanation,
             maps.numpy(force=True),
             affine_in_mm(maps),
             item.get("label"),
-            seconds,
-            mark,
-            # Images without a file are identified by their voxels.
-            scan_mark(image_file(image)) or fingerprint(plain(image))[:8],
             image,
             done.get(self.standard_error_key),
         )
+        # Images without a file are identified by their voxels.
+        scan = scan_mark(image_file(image)) or fingerprint(plain(image))[:8]
+        return [row | {"seconds": round(seconds, 3), "settings": mark, "scan": scan} for row in rows]
 
     def _report_case(self, title: str, explanation: Explanation, seconds: float) -> None:
         """Print one line of a case that is done."""
@@ -386,13 +382,10 @@ class SaliencyHandler:
 
     # The cohort. ------------------------------------------------------------------------------------------------------
 
-    def _report(self, engine: Engine) -> None:
+    def report_cohort(self, engine: Engine) -> None:
+        """Give an evaluator the cohort's figures, and write the page ``trust.md``, from the present summary."""
         self.explainer.progress.close()
         engine.state.metrics.update(self.figures())
-        self.write_trust()
-
-    def write_trust(self) -> None:
-        """Write the cohort's page ``trust.md`` from the present summary."""
         # Rows of this run may have taken the place of rows with figures.
         if self.trust is not None or self.summary.path.with_name("trust.md").exists():
             write_trust_page(self.summary)

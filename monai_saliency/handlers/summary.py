@@ -15,14 +15,10 @@ import torch
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.storage.label_maps import load_label
-from monai_saliency.storage.tables import CaseTable
 from monai_saliency.targets.base import label_name
 from monai_saliency.visualize.legend import is_noise, legends_of, score_words
 
 logger = logging.getLogger(__name__)
-
-#: the table ``summary.csv`` of a cohort
-Summary = CaseTable
 
 
 def case_title(explanation: Explanation) -> str:
@@ -62,9 +58,6 @@ def summarize(
     maps: np.ndarray,
     affine: np.ndarray,
     label: str | Path | None = None,
-    seconds: float = float("nan"),
-    settings: str = "",
-    scan: str = "",
     image: torch.Tensor | None = None,
     errors: torch.Tensor | None = None,
 ) -> list[dict[str, Any]]:
@@ -76,16 +69,14 @@ def summarize(
         maps: ``(K, *spatial)``, or ``(K * C, *spatial)`` with a map for each channel, on the scan's grid.
         affine: ``(4, 4)``, from the scan's voxels to scanner mm.
         label: the file of the label map, on any grid; None if there is none.
-        seconds: how long explaining took.
-        settings: the mark of :func:`~monai_saliency.handlers.run_settings.note_settings`.
-        scan: the mark of :func:`~monai_saliency.handlers.run_settings.scan_mark`.
         image: the explained image ``(C, *spatial)``, for the scan's shape and affine in its meta data, or None.
         errors: the standard errors of the maps, in their shape and unit; None if there are none.
 
     Returns:
-        dictionaries with the keys of :data:`~monai_saliency.storage.tables.SUMMARY_COLUMNS`. Positions are in scanner
-        mm. ``score`` is a probability where the map is of its log-odds, and so is ``score_without_peak``, with the
-        place of the peak hidden (:attr:`~monai_saliency.Explanation.without_peak`). ``quantity`` and ``unit`` are of
+        dictionaries with the keys of :data:`~monai_saliency.storage.tables.SUMMARY_COLUMNS`, but for those of the run:
+        ``seconds``, ``settings`` and ``scan``. Positions are in scanner mm. ``score`` is a probability where the map is
+        of its log-odds, and so is ``score_without_peak``, with the place of the peak hidden
+        (:attr:`~monai_saliency.Explanation.without_peak`). ``quantity`` and ``unit`` are of
         the map. ``verdict`` is a sentence if nothing matters or the map may be chance. ``images`` counts the masks and
         the unperturbed image, ``""`` for a method without masks; ``forwards`` counts the work of this run.
         ``score_without_peak``, ``noise`` and ``fill_leaves`` are ``""`` where they are not known, and ``peak_in_label``
@@ -127,9 +118,6 @@ def summarize(
             "forwards": explanation.num_forwards,
             "predictions": round(explanation.num_forwards / explanation.per_prediction, 3),
             "stopped": explanation.stopped,
-            "seconds": round(seconds, 3),
-            "settings": settings,
-            "scan": scan,
         }
         rows.append(row | explanation.target.describe())
     return rows
@@ -170,7 +158,7 @@ def _in_label(case: str, mm: np.ndarray, path: Any, image: torch.Tensor | None) 
 
 
 def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, float]:
-    """The figures of a cohort, of rows made by :func:`summarize` or read from the file.
+    """The figures of a cohort, of the rows of its ``summary.csv``.
 
     Returns:
         ``cases``, ``failures``; the sums ``forwards`` and ``seconds``; where there are such rows, the means

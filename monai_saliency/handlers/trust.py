@@ -41,19 +41,15 @@ class Trust:
 
     def rows(self, case: Trusted, table: CaseTable) -> list[dict[str, Any]]:
         """The figures of each map of a case: from the table if they are of the same map, else measured."""
-        mark = self.mark(case)
+        mark = case.mark(self.steps)
         rows = []
         for row in table.read():
             if mark and row["case"] == case.case.name and row.get("trust_of") == mark and not row["trust_problem"]:
                 rows.append({name: row.get(name, "") for name in TRUST_COLUMNS})
         return rows if len(rows) == len(case.explanation.saliency) else self.figures(case, mark)
 
-    def mark(self, case: Trusted) -> str:
-        """Sixteen hexadecimal digits of all that decides a case's figures; empty where that is not known."""
-        return case.mark(self.steps)
-
     def figures(self, case: Trusted, mark: str = "") -> list[dict[str, Any]]:
-        """The figures of each map of a case, with the case's :meth:`mark`.
+        """The figures of each map of a case, with the case's mark.
 
         A figure that cannot be measured is missing, with the reason in ``trust_problem``.
 

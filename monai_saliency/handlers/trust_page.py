@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from monai_saliency.metrics.control_maps import CONTROLS, Controlled
-from monai_saliency.storage.files import atomic_path, locked
+from monai_saliency.storage.files import locked, write_whole
 from monai_saliency.storage.tables import CaseTable
 from monai_saliency.visualize.legend import is_noise
 
@@ -64,13 +64,10 @@ def trust_page(rows: Sequence[Mapping[str, Any]]) -> str:
 def write_trust_page(summary: CaseTable) -> None:
     """Write the page of a table to ``trust.md`` in its folder. Remove that page where no row has figures any more."""
     path = summary.path.with_name("trust.md")
-    if not path.exists() and not any(map(_is_measured, summary.read())):
-        return
     # Read under the lock, so that the last of several processes writes the page with all rows.
     with locked(path.with_name(f".{path.name}.lock")):
         if page := trust_page(summary.read()):
-            with atomic_path(path) as temporary:
-                temporary.write_text(page, encoding="utf-8")
+            write_whole(path, page)
         elif path.exists() and path.read_text(encoding="utf-8").startswith("# How far to trust these maps"):
             path.unlink()
 

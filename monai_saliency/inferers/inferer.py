@@ -258,7 +258,7 @@ class PerturbationInferer(Inferer):
                 targets.append(bound_target(self.target, output, case))
         members = []
         for number, member in enumerate(ensemble.networks):
-            kept = job.stored and [stored.of_member(number) for stored in job.stored]
+            kept = job.stored and [stored.beside(f"member-{number}") for stored in job.stored]
             alone = [replace(case, prediction=None) for case in cases]
             members.append(self._score_one(replace(job, network=member, cases=alone, stored=kept, targets=targets)))
         return [EnsembleState(states) for states in zip(*members, strict=True)]
@@ -272,7 +272,7 @@ class PerturbationInferer(Inferer):
                 found = str(error)
             # Scores of batches must not be taken for scores of single images.
             say_once(job.network, "images go through the network one at a time, which takes longer", found)
-            alone = job.stored and [stored.one_by_one() for stored in job.stored]
+            alone = job.stored and [stored.beside("one-by-one") for stored in job.stored]
             return self._score(replace(job, stored=alone), meet, progress, one_by_one=True)
 
     def forward(self, network: Any, args: Sequence[Any], kwargs: Any) -> Forward:

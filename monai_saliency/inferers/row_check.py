@@ -30,8 +30,9 @@ _SHOWN = 0.02
 _FEW = 1e-3
 _NOT_PREDICTED = (
     "what is explained is not what was predicted: {}. The evaluator's other images of the batch may change its "
-    "prediction (let it predict one image at a time), or it predicts with another inferer, network or precision, or in "
-    "training mode (call .eval(), also on networks in a list or behind a function)"
+    "prediction (let it predict one image at a time), its postprocessing may change the output in place, or it "
+    "predicts with another inferer, network or precision, or in training mode (call .eval(), also on networks in a "
+    "list or behind a function)"
 )
 _NOT_FIXED = "the network gives no fixed output: {}"
 _SUPPOSED = "Such a network draws random numbers (a dropout that is left on), or keeps something from call to call"

@@ -6,7 +6,6 @@ refuses. A backend can be sent to another process; entries in memory are not sen
 
 from __future__ import annotations
 
-import copyreg
 import errno
 import io
 import os
@@ -28,7 +27,7 @@ import numpy as np
 import torch
 from monai.data import MetaTensor
 
-from monai_saliency.storage.files import atomic_path, remove_stale
+from monai_saliency.storage.files import remove_stale, write_whole
 from monai_saliency.utils.monai_private import tree_map
 
 __all__ = ["Backend", "DiskBackend", "EntryError", "LMDBBackend", "MemoryBackend", "decode", "encode"]
@@ -39,16 +38,11 @@ def _kinds(module: Any, base: type = object) -> list[Any]:
     return [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, base)]
 
 
-_ENUMS = _kinds(monai.utils.enums, Enum)
-# The types in MONAI's items that torch does not load by itself.
-_TYPES: list[Any] = [
-    *(MetaTensor, np.ndarray, np.dtype, pathlib.PosixPath, pathlib.WindowsPath),
-    *(np.zeros(0).__reduce__()[0], np.float32(0).__reduce__()[0]),  # the functions that make arrays and numbers
-    *(*_kinds(np.dtypes), *_kinds(np, np.generic), *_ENUMS),
-]
+# The types in MONAI's items that torch does not load by itself, and the functions that make arrays and numbers.
+_TYPES: list[Any] = [MetaTensor, np.ndarray, np.dtype, pathlib.PosixPath, pathlib.WindowsPath]
+_TYPES += [np.zeros(0).__reduce__()[0], np.float32(0).__reduce__()[0]]
+_TYPES += _kinds(np.dtypes) + _kinds(np, np.generic) + _kinds(monai.utils.enums, Enum)
 torch.serialization.add_safe_globals(_TYPES)
-for _enum in _ENUMS:  # Python 3.11.0 to 3.11.3 would pickle getattr, which is not read again
-    copyreg.pickle(_enum, lambda member: (type(member), (member.value,)))
 _CHECKSUM, _MAP_SIZE = 4, 1 << 30  # bytes
 
 
@@ -143,8 +137,7 @@ class DiskBackend:
             return None
 
     def put(self, key: str, data: bytes) -> None:
-        with atomic_path(self.path(key), durable=False) as temporary:
-            temporary.write_bytes(data)
+        write_whole(self.path(key), data, durable=False)
 
 
 class LMDBBackend:

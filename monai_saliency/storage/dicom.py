@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -22,11 +22,21 @@ import torch
 from monai.data import MetaTensor
 
 from monai_saliency.errors import AdviceError
-from monai_saliency.storage.files import while_unchanged
+from monai_saliency.storage.files import files_below, while_unchanged
 from monai_saliency.utils.arguments import require
 
-__all__ = ["find_series", "group_series", "holds_series", "is_dicom", "order_problem", "read_series", "series_files"]
-__all__ += ["series_id", "sorted_series", "volume_of"]
+__all__ = [
+    "find_series",
+    "group_series",
+    "holds_series",
+    "is_dicom",
+    "order_problem",
+    "read_series",
+    "series_files",
+    "series_id",
+    "sorted_series",
+    "volume_of",
+]
 
 # What pydicom warns of quotes values of headers, such as a birth date that is written in another way, to the log.
 warnings.filterwarnings("ignore", module=r"pydicom\.")
@@ -61,14 +71,7 @@ def series_id(uid: str) -> str:
 
 def find_series(folder: str | Path) -> dict[str, list[Path]]:
     """The sorted DICOM files in a folder or below it, by their series UID. Other files are left out."""
-    return group_series(_files_below(folder))
-
-
-def _files_below(folder: str | Path) -> Iterator[Path]:
-    """All files in a folder or below it."""
-    for below, _, names in os.walk(folder):
-        for name in names:
-            yield Path(below, name)
+    return group_series(files_below(folder))
 
 
 def group_series(files: Iterable[str | Path]) -> dict[str, list[Path]]:
@@ -99,7 +102,7 @@ def _series_of(path: Path) -> str:
 
 def is_dicom(path: str | Path) -> bool:
     """Whether a file is DICOM by how it begins, or by its suffix, which an empty file keeps. Needs no extra."""
-    if os.path.exists(path) and not os.path.isfile(path):  # a folder, or a named pipe, which nobody may ever write to
+    if os.path.isdir(path):
         return False
     if Path(path).suffix.lower() in _SUFFIXES:
         return True
@@ -110,7 +113,7 @@ def is_dicom(path: str | Path) -> bool:
 
 def holds_series(path: str | Path) -> bool:
     """Whether a path is a DICOM file, or a folder with one in it or below it. Needs no extra."""
-    return any(map(is_dicom, _files_below(path) if os.path.isdir(path) else [path]))
+    return any(map(is_dicom, files_below(path) if os.path.isdir(path) else [path]))
 
 
 def series_files(path: str | Path) -> list[Path]:

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from monai_saliency.errors import AdviceError, CaseError, OutputError
 
-__all__ = ["atomic_path", "case_file", "locked", "remove_stale", "temporary_path", "while_unchanged"]
+__all__ = ["atomic_path", "case_file", "locked", "remove_stale", "while_unchanged"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +36,36 @@ def case_file(folder: Path, case: str, ending: str) -> Path:
     return folder / f"{case}{ending}"
 
 
+def error_key(key: str) -> str:
+    """The key, and so the ending of the file's name, of the standard error of a map under a key: ``standard_error`` for
+    ``saliency``, ``<key>_standard_error`` for another.
+    """
+    return "standard_error" if key == "saliency" else f"{key}_standard_error"
+
+
+def files_below(folder: str | Path) -> Iterator[Path]:
+    """The files below a folder, and links to files that do not exist. Links to folders are followed once; hidden files
+    are left out.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error  # else the scans of a folder that cannot be read would be left out
+
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        above = {os.path.realpath(parent) for parent in (Path(place), *Path(place).parents)}
+        seen = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in seen if os.path.realpath(os.path.join(place, name)) not in above]
+        for name in names:
+            if not name.startswith("."):
+                yield Path(place, name)
+
+
 @contextmanager
 def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """A temporary path next to ``path`` to write to. It is renamed to ``path`` at the end, and removed on any error."""
     path = Path(path)
-    temporary = temporary_path(path)
+    # A name that no other thread, process or machine uses.
+    temporary = path.with_name(f"{_TEMPORARY}{uuid4().hex[:12]}-{path.name[-50:]}")
     try:
         with _naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,6 +77,12 @@ def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: str | Path, content: str | bytes, durable: bool = True) -> None:
+    """Write a file by :func:`atomic_path`; text in UTF-8."""
+    with atomic_path(path, durable) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
@@ -67,11 +98,6 @@ def _naming(path: Path) -> Iterator[None]:
             f"{words}What was written before is whole; free space, mend the permissions or choose another folder, and "
             "run again"
         ) from error
-
-
-def temporary_path(path: Path) -> Path:
-    """A name next to ``path`` that no other thread, process or machine uses."""
-    return path.with_name(f"{_TEMPORARY}{uuid4().hex[:12]}-{path.name[-50:]}")
 
 
 def remove_stale(folder: str | Path, below: str = "**") -> None:

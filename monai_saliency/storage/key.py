@@ -27,7 +27,7 @@ from monai.transforms import Compose
 from monai.transforms.traits import RandomizableTrait
 
 from monai_saliency.cases import Case
-from monai_saliency.storage.files import while_unchanged
+from monai_saliency.storage.files import files_below, while_unchanged
 from monai_saliency.utils.precision import chosen_arithmetic
 from monai_saliency.utils.tensors import plain
 
@@ -298,7 +298,4 @@ def paths_of(case: Any) -> Iterator[str]:
 
 def _files_of(path: str) -> Iterator[str]:
     """The files of a path: itself, or all in a folder; not a named pipe, which would be waited for."""
-    paths = [path]
-    if os.path.isdir(path):
-        paths = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-    return filter(os.path.isfile, paths)
+    return filter(os.path.isfile, map(str, files_below(path)) if os.path.isdir(path) else [path])

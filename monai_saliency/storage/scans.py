@@ -33,9 +33,23 @@ from monai_saliency.storage.dicom import holds_series, read_series, series_files
 from monai_saliency.utils.affines import apart, convert_to_mm, file_affine, mm_per_unit
 from monai_saliency.utils.arguments import require
 
-__all__ = ["JPEG", "NIFTI", "TURNED", "ScanReader", "case_id", "check_readers", "damage_of", "format_of"]
-__all__ += ["header_problem", "is_photograph", "load_image", "load_scan", "name_hash", "scan_loader", "scan_name"]
-__all__ += ["scan_stem"]
+__all__ = [
+    "JPEG",
+    "NIFTI",
+    "TURNED",
+    "ScanReader",
+    "case_id",
+    "check_readers",
+    "format_of",
+    "header_problem",
+    "is_photograph",
+    "load_image",
+    "load_scan",
+    "name_hash",
+    "scan_loader",
+    "scan_name",
+    "scan_stem",
+]
 
 logger = logging.getLogger(__name__)
 

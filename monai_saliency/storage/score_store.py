@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from monai_saliency.sharding import Part
-from monai_saliency.storage.files import atomic_path, case_file, locked
+from monai_saliency.storage.files import case_file, locked, write_whole
 from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.tensors import to_host
 from monai_saliency.utils.timing import Timestamp
@@ -70,15 +70,10 @@ class StoredScores:
         self._pending: list[tuple[int, int, torch.Tensor, Timestamp]] = []  # ranges, one behind the other
         self._rests_until = 0.0
 
-    def one_by_one(self) -> StoredScores:
-        """The scores of the same case where images go through the network one at a time, in a folder of their own."""
-        return self._beside("one-by-one")
-
-    def of_member(self, number: int) -> StoredScores:
-        """The scores of the same case by one network of an ensemble, in a folder of their own."""
-        return self._beside(f"member-{number}")
-
-    def _beside(self, words: str) -> StoredScores:
+    def beside(self, words: str) -> StoredScores:
+        """The scores of the same case made in another way, such as by one network of an ensemble, in a folder of their
+        own.
+        """
         return StoredScores(self.folder.with_name(f"{self.folder.name}-{words}"))
 
     def resume(self, reference: torch.Tensor, masks: str = "", vouch: torch.Tensor | None = None) -> None:
@@ -94,7 +89,7 @@ class StoredScores:
         self._decides = np.array([*_digest(masks), *self._reference, *others], float)
         # Listed first, so that ranges of another process that writes a new file in between are not deleted.
         ranges = self._files()
-        stored = self._stored()
+        stored = _read(self.folder / _DECIDES)
         if self._is_mine(stored):
             return
         # Where nothing decides yet nothing is deleted, since another process may have begun just now.
@@ -111,10 +106,6 @@ class StoredScores:
         """The files of ranges. Those with a dot are temporary files of other processes."""
         return sorted(self.folder.glob("[!.]*-*.npy"))
 
-    def _stored(self) -> np.ndarray | None:
-        """What decides the stored scores, ``(8 + K + V,)``. None if there is none, or a damaged one."""
-        return _read(self.folder / _DECIDES)
-
     def _is_mine(self, stored: np.ndarray | None) -> bool:
         """Whether stored scores are of the masks, the reference scores and the output of :meth:`resume`."""
         own = self._decides
@@ -129,7 +120,7 @@ class StoredScores:
 
     def check_unchanged(self) -> None:
         """Refuse to go on where another worker has found another reference, and so has removed this one's scores."""
-        stored = self._stored()
+        stored = _read(self.folder / _DECIDES)
         if not len(self._decides) or stored is None or self._is_mine(stored):
             return
         theirs, ours = stored[_DIGEST:].tolist()[:3], self._reference.tolist()[:3]
@@ -207,8 +198,7 @@ def _read(path: Path) -> np.ndarray | None:
 def _write(path: Path, numbers: np.ndarray, durable: bool = False) -> None:
     buffer = io.BytesIO()
     np.save(buffer, numbers, allow_pickle=False)
-    with atomic_path(path, durable) as temporary:
-        temporary.write_bytes(buffer.getvalue() + _checksum(buffer.getvalue()))
+    write_whole(path, buffer.getvalue() + _checksum(buffer.getvalue()), durable)
 
 
 def _checksum(content: bytes) -> bytes:

@@ -76,22 +76,14 @@ class CaseTable:
 
     Args:
         path: the file.
-        cases: the names of the cohort's cases. Rows of other cases are removed at the next change, with a line in the
-            log. None keeps all.
         columns: the names of the columns, with ``case`` among them. Default: the columns of ``summary.csv``. The
             columns of ``--trust true`` appear only if a row has a value in one of them.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        cases: Collection[str] | None = None,
-        columns: Sequence[str] = SUMMARY_COLUMNS,
-    ) -> None:
+    def __init__(self, path: str | Path, columns: Sequence[str] = SUMMARY_COLUMNS) -> None:
         self.path = a_path("path", path)
         self.columns = tuple(columns)
-        self.further = TRUST_COLUMNS if self.columns == SUMMARY_COLUMNS else ()
-        self.cases = None if cases is None else set(cases)
+        self.further: tuple[str, ...] = TRUST_COLUMNS if self.columns == SUMMARY_COLUMNS else ()
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Replace all rows of some cases by new ones, whose keys are the columns."""
@@ -102,26 +94,15 @@ class CaseTable:
         if not rows and not self.path.exists():
             return
         with locked(self.path.with_name(f".{self.path.name}.lock")):
-            rows_now = self.read()
-            others = [] if self.cases is None else [row["case"] for row in rows_now if row["case"] not in self.cases]
-            if others:
-                logger.warning(
-                    "%s held %d rows of cases that this cohort does not have (the first is %s): they are removed, and "
-                    "what else was written of such cases stays. Choose another folder to keep both",
-                    *(self.path, len(others), others[0]),
-                )
-            gone = {*cases, *others}
-            kept = [row for row in rows_now if row["case"] not in gone]
+            kept = [row for row in self.read() if row["case"] not in cases]
             if rows or kept:
                 # A stable sort keeps the order of the rows of one case.
-                self._write(sorted([*kept, *rows], key=lambda row: row["case"]))
+                rows = sorted([*kept, *rows], key=lambda row: row["case"])
+                has_further = any(row.get(name, "") != "" for row in rows for name in self.further)
+                names = self.columns + self.further if has_further else self.columns
+                write_csv(self.path, names, rows)
             else:
                 self.path.unlink(missing_ok=True)
-
-    def _write(self, rows: Sequence[dict[str, Any]]) -> None:
-        has_further = any(row.get(name, "") != "" for row in rows for name in self.further)
-        names = (*self.columns, *self.further) if has_further else self.columns
-        write_csv(self.path, names, rows)
 
     def read(self) -> list[dict[str, str]]:
         """The rows of the file, sorted by case. Empty if the file is missing or belongs to another table.
@@ -130,18 +111,17 @@ class CaseTable:
         """
         try:
             with open(self.path, **_ENCODED) as file:
-                lines = [line for line in csv.reader(file) if line]
-        except FileNotFoundError:
+                reader = csv.DictReader(file, restval="")
+                header, lines = reader.fieldnames or [], list(reader)
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        header = lines[0] if lines else []
         known = (*self.columns, *self.further)
         if "case" not in header or not set(header) <= set(known):
             return []
         names = [name for name in known if name in self.columns or name in header]
         rows = []
-        for line in lines[1:]:
-            cells = dict(zip(header, map(_text, line), strict=False))
-            rows.append({name: cells.get(name, "") for name in names})
+        for line in lines:
+            rows.append({name: _text(line.get(name, "")) for name in names})
         return rows
 
 
@@ -188,7 +168,7 @@ class Failures:
         self._table = CaseTable(self.path, columns=self.COLUMNS)
         self._withdraws: list[Callable[[str], None]] = []
         self._failed: list[str] = []  # cases whose earlier results are still there
-        self.withdraws_at_once = shared  # each of several processes sees some cases only
+        self._withdraws_at_once = shared  # each of several processes sees some cases only
         self._earlier: list[dict[str, str]] = []
         self._lock = Lock()  # cases are explained in one thread and written in another
         with suppress(OSError):  # a folder that cannot be written fails at its first file, with a message
@@ -216,7 +196,7 @@ class Failures:
         cause = as_case_error(error, case)
         with self._lock:
             self._failed.append(case)
-        if self.withdraws_at_once:
+        if self._withdraws_at_once:
             self._withdraw_failed()
         if self.strict:
             raise cause from error
@@ -235,7 +215,7 @@ class Failures:
 
     def remove(self, case: str) -> None:
         """Remove the row of a case that has a map now, whichever run has written it."""
-        self.withdraws_at_once = True
+        self._withdraws_at_once = True
         self._withdraw_failed()
         with self._lock:
             self.rows = [each for each in self.rows if each["case"] != case]

@@ -37,7 +37,6 @@ class SaveRegionsd(Transform):
         names: the regions' names, by label; None for no names.
         key: the key of the maps ``(K, *spatial)``.
         image_key: the key of the explained image, for its voxel sizes.
-        cases: the names of the cohort's cases. Rows of other cases are removed from the tables. None keeps all rows.
 
     Example::
 
@@ -52,11 +51,10 @@ class SaveRegionsd(Transform):
         names: Mapping[Any, str] | None = None,
         key: str = "saliency",
         image_key: str = CommonKeys.IMAGE,
-        cases: Sequence[str] | None = None,
     ) -> None:
         folder = a_path("output_dir", output_dir)
-        self.hidden = CaseTable(folder / "regions.csv", cases, REGION_COLUMNS)
-        self.labelled = CaseTable(folder / "label_regions.csv", cases, LABEL_REGION_COLUMNS)
+        self.hidden = CaseTable(folder / "regions.csv", REGION_COLUMNS)
+        self.labelled = CaseTable(folder / "label_regions.csv", LABEL_REGION_COLUMNS)
         self.names = names
         self.key = key
         self.image_key = image_key

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -20,14 +19,14 @@ from monai.transforms import MapTransform
 from monai.utils import MetaKeys
 
 from monai_saliency.cases import case_name
-from monai_saliency.errors import CaseError, OutputError
+from monai_saliency.errors import CaseError
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.storage.files import atomic_path, case_file
+from monai_saliency.storage.files import atomic_path, case_file, error_key
 from monai_saliency.storage.label_maps import load_label, on_grid
 from monai_saliency.storage.scans import TURNED, load_image, load_scan, scan_name
 from monai_saliency.utils.affines import affine_in_mm
 from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers, written
-from monai_saliency.visualize.legend import Legend, legends_of
+from monai_saliency.visualize.legend import Legend, finite, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture
 from monai_saliency.visualize.report.kept_scan import KeptScan, kept_path
 
@@ -88,13 +87,6 @@ class _Shown:
         if self.scan.ndim > len(spatial) and self.grid.header is None:
             return self.scan.mean(axis=-1)
         return self.scan.reshape(*spatial, -1)[..., 0]
-
-
-def error_key(key: str) -> str:
-    """The key, and so the ending of the file's name, of the standard error of a map under a key: ``standard_error`` for
-    ``saliency``, ``<key>_standard_error`` for another.
-    """
-    return "standard_error" if key == "saliency" else f"{key}_standard_error"
 
 
 def _affine(image: torch.Tensor) -> np.ndarray:
@@ -287,27 +279,22 @@ class SaveSaliencyd(MapTransform):
         return path
 
     def _keep(self, shown: _Shown) -> None:
-        """Keep what a report shows under the maps. A map is not lost because of what only its report shows."""
+        """Keep what a report shows under the maps."""
         grid, maps, is_flat = shown.grid, shown.maps, shown.maps.ndim == 3
         is_colour = grid.header is None and is_flat and shown.scan.shape[2:] == (3,)
-        try:
-            kept = KeptScan.of(
-                shown.case,
-                shown.scan if is_colour else shown.gray,
-                maps,
-                grid.affine,
-                shown.legends,
-                shown.label,
-                key=shown.key,
-                layers=len(maps) if shown.error is None else 2 * len(maps),
-                rows_down=bool(is_flat and grid.drawn_affine[1, 1] < 0),
-                class_names=self.class_names,
-            )
-            kept.save(self.output_dir)
-        except OutputError:  # every other case would fail in the same way
-            raise
-        except Exception as error:
-            logger.warning("case %s: what its report shows of the scan cannot be kept: %s", shown.case, error)
+        kept = KeptScan.of(
+            shown.case,
+            shown.scan if is_colour else shown.gray,
+            maps,
+            grid.affine,
+            shown.legends,
+            shown.label,
+            key=shown.key,
+            layers=len(maps) if shown.error is None else 2 * len(maps),
+            rows_down=bool(is_flat and grid.drawn_affine[1, 1] < 0),
+            class_names=self.class_names,
+        )
+        kept.save(self.output_dir)
 
     def withdraw(self, case: str) -> None:
         """Remove a case's maps and pictures, which an earlier run may have written."""
@@ -378,8 +365,6 @@ def _unlink(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:  # no earlier run has written it either
-            return
         logger.warning("%s is of an earlier run, and cannot be removed: %s", path, error)
 
 
@@ -409,8 +394,8 @@ def _on_grid(grid: _Grid, maps: np.ndarray, key: str) -> nib.Nifti1Image:
     header.set_slope_inter(1, 0)
     if grid.header is None:
         header.set_xyzt_units("mm")
-    finite = np.nan_to_num(maps, posinf=0, neginf=0)
-    header["cal_max"] = np.abs(finite).max()
-    header["cal_min"] = -header["cal_max"] if finite.min() < 0 else 0
+    known = finite(maps)
+    header["cal_max"] = np.abs(known).max()
+    header["cal_min"] = -header["cal_max"] if known.min() < 0 else 0
     header.set_intent("estimate", name=key.encode("ascii", "replace").decode()[:15])  # bytes that the header has
     return image

@@ -16,7 +16,7 @@ from monai.transforms import MapTransform
 
 from monai_saliency.cases import case_name
 from monai_saliency.handlers.summary import summarize
-from monai_saliency.storage.files import atomic_path
+from monai_saliency.storage.files import atomic_path, write_whole
 from monai_saliency.storage.scans import scan_stem
 from monai_saliency.transforms.save import GRID_KEY
 from monai_saliency.utils.affines import affine_in_mm
@@ -38,7 +38,7 @@ _WORDS = {
     "disagreement": "standard deviation of the saliency maps of the networks of an ensemble",
 }
 _EVERY_MAP = {"class", "channel", "score", "quantity"}
-_NOT_OF_THE_MAP = {"case", "unit", "seconds", "settings", "scan"}
+_NOT_OF_THE_MAP = {"case", "unit"}
 
 
 class SaveBidsd(MapTransform):
@@ -202,5 +202,4 @@ def _camel(words: str) -> str:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, indent=1, default=str) + "\n")

@@ -23,10 +23,10 @@ from monai_saliency.cases import case_name
 from monai_saliency.errors import AdviceError, CaseError
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.dicom import holds_series, series_files
-from monai_saliency.storage.files import atomic_path, case_file
+from monai_saliency.storage.files import atomic_path, case_file, error_key
 from monai_saliency.targets.base import label_name
 from monai_saliency.transforms.on_series import OnSeries
-from monai_saliency.transforms.save import GRID_KEY, error_key
+from monai_saliency.transforms.save import GRID_KEY
 from monai_saliency.utils.arguments import a_path, flag, positive_numbers, probability, require
 from monai_saliency.version import __version__
 from monai_saliency.visualize.legend import Legend, blended, gray_window, legends_of
@@ -100,8 +100,8 @@ class SaveDicomd(MapTransform):
         self.dicom_seg = dicom_seg
         self.writes = self.dicom or self.dicom_seg is not None
         self.output_dir = a_path("output_dir", output_dir)
-        for module in ("pydicom", "highdicom") if self.writes else ():
-            require(module, "dicom")
+        if self.writes:
+            require("highdicom", "dicom")
         positive_numbers("scale", 1 if scale is None else scale)
         self.scale = scale
 

@@ -10,8 +10,9 @@ from typing import Any
 from monai.transforms import Compose, Transform
 from monai.utils import CommonKeys
 
+from monai_saliency.storage.files import error_key
 from monai_saliency.transforms.regions import SaveRegionsd
-from monai_saliency.transforms.save import SaveSaliencyd, error_key
+from monai_saliency.transforms.save import SaveSaliencyd
 from monai_saliency.transforms.save_bids import BIDS_FOLDER, SaveBidsd
 from monai_saliency.transforms.save_dicom import SaveDicomd
 from monai_saliency.utils.arguments import a_path
@@ -21,7 +22,6 @@ def case_writers(
     output_dir: str | Path,
     key: str = "saliency",
     image_key: str = CommonKeys.IMAGE,
-    cases: Sequence[str] | None = None,
     *,
     picture: bool = True,
     picture_format: str = "png",
@@ -43,7 +43,6 @@ def case_writers(
         output_dir: the output folder.
         key: the key of the map ``(K, *spatial)``, and the ending of its files' names.
         image_key: the key of the network's input, for the volumes of regions.
-        cases: the names of the cohort's cases, for the tables of regions; None keeps the rows of others.
         picture: whether to draw pictures.
         picture_format: of these, ``"png"`` or ``"svg"``.
         picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
@@ -74,7 +73,7 @@ def case_writers(
             class_names=class_names,
         ),
         SaveSaliencyd(others, folder, picture=False, allow_missing_keys=True),
-        SaveRegionsd(folder, region_names, key, image_key, cases),
+        SaveRegionsd(folder, region_names, key, image_key),
     ]
     if dicom or dicom_seg is not None or any(folder.rglob("*.dcm")):
         writers.append(SaveDicomd(key, folder, scale=picture_scale, dicom=dicom, dicom_seg=dicom_seg))

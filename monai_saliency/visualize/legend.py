@@ -200,6 +200,11 @@ def _largest(saliency: np.ndarray) -> float:
     return float(np.max(np.abs(saliency), where=np.isfinite(saliency), initial=0))
 
 
+def finite(maps: np.ndarray) -> np.ndarray:
+    """Maps with 0 in place of what is not a finite number."""
+    return np.nan_to_num(maps, posinf=0, neginf=0)
+
+
 def _reaches(saliency: np.ndarray, least: float, error: np.ndarray | None) -> np.ndarray:
     """Which voxels reach an absolute value, and two standard errors where these are known."""
     size = np.abs(saliency)
@@ -252,9 +257,9 @@ def focus_voxel(saliency: np.ndarray, coloured: np.ndarray) -> tuple[int, ...]:
 
 def gray_window(scan: np.ndarray) -> tuple[float, float]:
     """The scan's values that are drawn black and white."""
-    finite = np.isfinite(scan)
-    if not finite.all():
-        scan = scan[finite] if finite.any() else np.zeros(1)
+    is_finite = np.isfinite(scan)
+    if not is_finite.all():
+        scan = scan[is_finite] if is_finite.any() else np.zeros(1)
     # A small lesion can be the brightest part of the scan, so almost nothing is clipped at the upper end.
     low, high = np.percentile(scan, [0.5, 99.99])
     return low, max(high, low + 1e-6)
@@ -262,7 +267,7 @@ def gray_window(scan: np.ndarray) -> tuple[float, float]:
 
 def opacities(saliency: np.ndarray, coloured: np.ndarray, scale: float) -> np.ndarray:
     """How opaque each voxel's colour is, in [0, 1]."""
-    size = np.abs(np.nan_to_num(saliency, posinf=0, neginf=0))
+    size = np.abs(finite(saliency))
     strength = np.sqrt(np.clip(size / scale, 0, 1))
     weakest, strongest = _OPACITY
     return np.where(coloured, weakest + (strongest - weakest) * strength, 0.0)

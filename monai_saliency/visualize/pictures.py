@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import textwrap
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,7 @@ import torch
 
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import check_option, require
-from monai_saliency.visualize.legend import Legend, colour_map, focus_voxel, gray_window, legends_of, opacities
+from monai_saliency.visualize.legend import Legend, colour_map, finite, focus_voxel, gray_window, legends_of, opacities
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,15 +127,13 @@ def plot_saliency(
         scan, maps, standard_error, label = map(_transposed, (scan, maps, standard_error, label))
         affine = np.diag([1, -1, 1, 1])
     affine = np.eye(4) if affine is None else _array(affine)
-    # A bare Figure needs no pyplot, whose state is shared between threads and needs closing.
-    figure_type = require("matplotlib.figure", extra="bundle").Figure
     rows = []
     for place, legend in enumerate(legends or legends_of(None, maps, scale)):
         error = None if standard_error is None else standard_error[place]
         rows.append(_row(legend, maps[place], error, scan, label, affine))
     columns = len(rows[0].planes)
     width, height = 3.2 * columns + 1.2, 3.4 * len(rows) + 0.5
-    figure = figure_type(figsize=(width, height), layout="constrained", facecolor="white", dpi=_DPI)
+    figure = new_figure((width, height), layout="constrained", facecolor="white", dpi=_DPI)
     heading = _wrapped(_heading(title, rows), int(12 * width))
     # Fonts have no character for the bytes of a file name that is not UTF-8, and a name with dollars is not a formula.
     figure.suptitle(heading.encode(errors="replace").decode(), fontsize=10, parse_math=False)
@@ -184,6 +184,18 @@ def _row(
     )
 
 
+def new_figure(size: tuple[float, float], **settings: Any) -> Figure:
+    """An empty figure of a size in inches, without pyplot, whose state is shared between threads and needs closing."""
+    return require("matplotlib.figure", extra="bundle").Figure(size, **settings)
+
+
+def svg_address(figure: Figure) -> str:
+    """A figure as an SVG, in an address for a page."""
+    file = io.BytesIO()
+    save_picture(figure, file, "svg")
+    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
 def save_picture(figure: Figure, path: str | Path | IO[bytes], picture_format: str = "png") -> None:
     """Write a figure to a path or an open file, with the same bytes each time: as ``"png"``, or as ``"svg"``."""
     check_option("picture_format", picture_format, PICTURE_FORMATS)
@@ -219,7 +231,7 @@ def _draw(ax: Any, plane: _Plane, window: tuple[float, float], row: _Row) -> Any
     ax.imshow(scan, cmap="gray", vmin=window[0], vmax=window[1], **place)
     cmap, norm = colour_map(row.legend.scale)
     drawn = ax.imshow(
-        np.nan_to_num(saliency, posinf=0, neginf=0),
+        finite(saliency),
         cmap=cmap,
         norm=norm,
         alpha=opacities(saliency, coloured, row.legend.scale),
@@ -290,14 +302,14 @@ def _planes(
     layers = {"scan": scan, "saliency": saliency, "coloured": coloured}
     if label is not None:
         layers["label"] = np.asarray(label)
-    finite = np.nan_to_num(saliency, posinf=0, neginf=0)
-    focus = focus_voxel(finite, coloured)
+    known = finite(saliency)
+    focus = focus_voxel(known, coloured)
     if scan.ndim == 3:
         return _three_planes(layers, focus, affine)
     rows_down = affine[1, 1] < 0
     name = ""
     if coloured.any():
-        name = f"peak at pixel {focus}" if focus == peak_voxel(finite) else f"strongest at pixel {focus}"
+        name = f"peak at pixel {focus}" if focus == peak_voxel(known) else f"strongest at pixel {focus}"
     if rows_down:
         layers = {layer: pixels[:, ::-1] for layer, pixels in layers.items()}
         focus = (focus[0], scan.shape[1] - 1 - focus[1])

@@ -34,9 +34,8 @@ from record import add_options, keep, markdown, now
 import monai_saliency as ms
 from monai_saliency.engines.evaluator import CohortEvaluator
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
-from monai_saliency.handlers.summary import Summary
 from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.storage.tables import Failures
+from monai_saliency.storage.tables import CaseTable, Failures
 from monai_saliency.transforms import SaveSaliencyd
 from monai_saliency.utils import timing
 
@@ -112,7 +111,7 @@ def cohort(
         loader = [list_data_collate([_loaded(image, out / f"case_{i}.nii")]) for i, image in enumerate(images)]
         save = SaveSaliencyd(keys="saliency", output_dir=out, picture=pictures)
         failures = Failures(out / "failures.csv")
-        kept = Summary(out / "summary.csv"), failures, ScoreStore(out / "scores")
+        kept = CaseTable(out / "summary.csv"), failures, ScoreStore(out / "scores")
         handler = SaliencyHandler(explain, network, save, *kept, standard_error_key="standard_error")
         evaluator = CohortEvaluator(torch.device(device), loader, network, val_handlers=[handler], failures=failures)
         start = now(device)

@@ -42,9 +42,8 @@ def cases(count: int, cache: str, size: int) -> None:
     from monai_saliency.engines.evaluator import CohortEvaluator
     from monai_saliency.engines.run import run
     from monai_saliency.handlers.saliency_handler import SaliencyHandler
-    from monai_saliency.handlers.summary import Summary
     from monai_saliency.storage.score_store import ScoreStore
-    from monai_saliency.storage.tables import Failures
+    from monai_saliency.storage.tables import CaseTable, Failures
     from monai_saliency.transforms import SaveSaliencyd
 
     torch.set_num_threads(1)
@@ -75,7 +74,7 @@ def cases(count: int, cache: str, size: int) -> None:
                     SaveSaliencyd(keys="saliency", output_dir=folder / "out", picture=False),
                 ]
             )
-            kept = Summary(folder / "out" / "summary.csv"), failures, ScoreStore(folder / "out" / "scores")
+            kept = CaseTable(folder / "out" / "summary.csv"), failures, ScoreStore(folder / "out" / "scores")
             handler = SaliencyHandler(inferer, network, postprocessing, *kept)
             loader = CohortLoader(dataset, failures, num_workers=2)
             evaluator = CohortEvaluator(torch.device("cpu"), loader, network, val_handlers=[handler], failures=failures)

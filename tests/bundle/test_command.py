@@ -4,7 +4,7 @@ import ast
 import pickle
 import re
 import sys
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from helpers.paths import BUNDLE
 
 from monai_saliency.__main__ import main
 from monai_saliency.bundle.command import HOW, MACHINERY, WHAT, from_environment, settings_of
-from monai_saliency.bundle.config import Recipe
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.overlay import Overlay
 from monai_saliency.distributed import Cohort, Engine, local_device
@@ -184,10 +183,15 @@ class Driver(Engine):
     """Takes the cohort, and has nothing explained."""
 
     def run(self, cohort: Cohort) -> None:
-        assert isinstance(cohort.recipe, Recipe)
-        plain = replace(cohort.recipe, config=cohort.recipe.config | {"saliency_engine": None})
-        self.recipe: Recipe = pickle.loads(pickle.dumps(plain))
+        assert isinstance(cohort.recipe, partial)
+        self.recipe: partial[Cohort] = pickle.loads(pickle.dumps(changed(cohort.recipe, saliency_engine=None)))
         self.count = len(cohort)
+
+
+def changed(recipe: partial[Cohort], run_id: str | None = None, **config: Any) -> partial[Cohort]:
+    """A recipe with another run, or other values in its config."""
+    given, own_run, *others = recipe.args
+    return partial(recipe.func, given | config, run_id or own_run, *others)
 
 
 @pytest.fixture(autouse=True)
@@ -251,16 +255,16 @@ def test_its_device(cohort: Path) -> None:
     """An overlay may leave the device to the engine; what the user asks for is kept."""
     chosen = settings(cohort, "out") | {"device": "$@saliency_engine.device"}
     recipe = drive(**settings(cohort, "out")).recipe
-    worker = replace(recipe, config=recipe.config | {"device": chosen["device"]})()
+    worker = changed(recipe, device=chosen["device"])()
     assert next(worker.evaluator.network.parameters()).device == local_device()
 
 
 def test_errors_of_a_worker(cohort: Path) -> None:
     recipe = drive(**settings(cohort, "out")).recipe
     with pytest.raises(RuntimeError, match=r"'fnord' never called `saliency_engine`"):
-        replace(recipe, run_id="fnord")()
+        changed(recipe, "fnord")()
     with pytest.raises(RuntimeError) as caught:
-        replace(recipe, config=recipe.config | {"checkpoint": "nowhere.pt"})()
+        changed(recipe, checkpoint="nowhere.pt")()
     assert "nowhere.pt does not exist" in str(root_cause(caught.value))
     with pytest.raises(RuntimeError, match=r"ended its run before anything could be explained: enough"):
-        replace(recipe, config=recipe.config | {"run": ["$(_ for _ in ()).throw(SystemExit('enough'))"]})()
+        changed(recipe, run=["$(_ for _ in ()).throw(SystemExit('enough'))"])()

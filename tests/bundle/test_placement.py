@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.scans import volume
-from monai.data import ArrayDataset, DataLoader, Dataset, MetaTensor
+from monai.data import DataLoader, Dataset, MetaTensor
 
 from monai_saliency.bundle.placement import Placement
 from monai_saliency.transforms import case_writers
@@ -117,16 +117,6 @@ def test_patch_of_a_slide_is_saved_by_its_place_on_its_own_grid(tmp_path: Path, 
         written = nib.load(tmp_path / "maps" / f"slide.tif_patch-{x}-64_saliency.nii.gz")
         np.testing.assert_allclose(written.get_fdata(), patch[0].numpy(), rtol=1e-6)
     assert caplog.text.count("patches of a larger image") == 1
-
-
-def test_array_transforms_are_inverted_where_they_can_be(tmp_path: Path) -> None:
-    file = scan(tmp_path / "scan.nii.gz")
-    transform = mt.Compose([mt.LoadImage(), mt.EnsureChannelFirst(), mt.Resize((5, 4, 3))])
-    dataset = ArrayDataset([str(file)], transform, labels=[0], label_transform=lambda label: label)
-    place(Placing(tmp_path / "maps", DataLoader(dataset), 0), dataset[0][0], key=0)
-    (written,) = (tmp_path / "maps").glob("*.nii.gz")
-    assert nib.load(written).shape == (10, 8, 6)
-    np.testing.assert_allclose(nib.load(written).affine, AFFINE, atol=1e-5)
 
 
 class Cut(mt.MapTransform):

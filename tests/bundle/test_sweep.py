@@ -9,8 +9,7 @@ from helpers.files import rows_of
 
 from monai_saliency.__main__ import main
 from monai_saliency.bundle.sweep import gather
-from monai_saliency.handlers.summary import Summary
-from monai_saliency.storage.tables import SUMMARY_COLUMNS, Failures
+from monai_saliency.storage.tables import SUMMARY_COLUMNS, CaseTable, Failures
 
 # The correlation of any two is 1 / 2, but for B and C of 0 and their negatives.
 A, B, C = (np.float32(values).reshape(2, 2) for values in ([1, -1, 0, 0], [1, 0, -1, 0], [0, 1, 0, -1]))
@@ -25,7 +24,7 @@ def write(
     nib.save(nib.Nifti1Image(maps, np.eye(4)), path)
     row = dict.fromkeys(SUMMARY_COLUMNS, "") | {"case": case, "score": 0.5, "peak_saliency": float(maps.max())}
     row |= {"peak_in_label": hit, "forwards": forwards, "seconds": 2.5}
-    Summary(folder / "summary.csv").add([row | {"class": label} for label in classes])
+    CaseTable(folder / "summary.csv").add([row | {"class": label} for label in classes])
 
 
 @pytest.fixture

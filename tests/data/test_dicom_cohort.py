@@ -1,9 +1,6 @@
 """DICOM series as cases of a cohort."""
 
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import monai.bundle
@@ -121,26 +118,6 @@ def test_a_changed_slice_is_preprocessed_again(tmp_path: Path) -> None:
     changed = read()
     assert np.array_equal(changed[..., :-1], first[..., :-1])
     assert np.array_equal(changed[..., -1], first[..., -1] + 100)
-
-
-@contextmanager
-def pipe(path: Path) -> Iterator[None]:
-    """A named pipe, of which nothing is read. A reader of an empty one would wait for ever."""
-    os.mkfifo(path)
-    kept = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    os.write(kept, b"no scan" * 99)
-    yield
-    assert os.read(kept, 1000) == b"no scan" * 99
-    os.close(kept)
-
-
-def test_named_pipes_are_not_opened(tmp_path: Path) -> None:
-    files = write(tmp_path / "ct", "1.2.3")
-    with pipe(tmp_path / "ct" / "pipe"), pipe(tmp_path / "ct" / "pipe.dcm"):
-        (case,) = find_cases(tmp_path)
-        assert case["image"] == [*map(str, files)] == [*map(str, series_files(files[1]))]
-        assert scan_mark(files[0])
-        assert scan_mark(str(tmp_path / "ct"))
 
 
 def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,19 +172,19 @@ class TestMark:
         return replace(case, **changes)
 
     def test_equal_for_the_same_question_only(self) -> None:
-        mark = Trust().mark(self.case())
+        mark = self.case().mark(20)
         assert len(mark) == 16
-        assert mark == Trust().mark(self.case())
+        assert mark == self.case().mark(20)
         other = a_network()
         with torch.no_grad():
             other[-1].bias[0] += 1  # type: ignore[operator]
         changed = [
-            Trust(10).mark(self.case()),
-            Trust().mark(self.case(seed=1)),
-            Trust().mark(self.case(network=other)),
-            Trust().mark(self.case(image=an_image() * 2)),
-            Trust().mark(self.case(label=lambda: a_label() * 0)),
-            Trust().mark(self.case(label=None)),
+            self.case().mark(10),
+            self.case(seed=1).mark(20),
+            self.case(network=other).mark(20),
+            self.case(image=an_image() * 2).mark(20),
+            self.case(label=lambda: a_label() * 0).mark(20),
+            self.case(label=None).mark(20),
         ]
         assert len({mark, *changed}) == len(changed) + 1
 
@@ -192,8 +192,8 @@ class TestMark:
         def fail() -> torch.Tensor:
             raise ValueError("no such file")
 
-        assert Trust().mark(self.case(network=lambda x: a_network()(x))) == ""
-        assert Trust().mark(self.case(label=fail)) == ""
+        assert self.case(network=lambda x: a_network()(x)).mark(20) == ""
+        assert self.case(label=fail).mark(20) == ""
 
 
 # The page ``trust.md``, of rows that are made up, so that every figure on it can be computed by hand.

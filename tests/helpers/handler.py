@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
-from monai_saliency.handlers.summary import Summary
-from monai_saliency.storage.tables import Failures
+from monai_saliency.storage.tables import CaseTable, Failures
 
 
 def handler_of(folder: Path, *parts: Any, strict: bool = True, **settings: Any) -> Any:
     """A handler of an inferer, a network and a postprocessing, which raises the first failure or lists it."""
     return SaliencyHandler(
-        *parts, Summary(folder / "summary.csv"), Failures(folder / "failures.csv", strict), **settings
+        *parts, CaseTable(folder / "summary.csv"), Failures(folder / "failures.csv", strict), **settings
     )

@@ -38,7 +38,7 @@ def test_other_cells_stay_as_they_are(value: str | float, tmp_path: Path) -> Non
 
 
 def test_a_name_that_looks_like_a_formula_has_one_row(tmp_path: Path) -> None:
-    table = CaseTable(tmp_path / "t.csv", ["=a", "b"], COLUMNS)
+    table = CaseTable(tmp_path / "t.csv", COLUMNS)
     for error in ("first", "second"):
         table.add([{"case": "=a", "error": error}])
     assert table.read() == [{"case": "=a", "error": "second"}]

@@ -220,8 +220,3 @@ def test_a_picture_as_svg(tmp_path: Path) -> None:
     SaveSaliencyd("saliency", out, picture_format="svg")(item)
     SaveSaliencyd("saliency", out).withdraw("ct_7")
     assert not [*out.iterdir()]
-
-
-def test_a_name_too_long_for_a_file_has_no_files_to_remove(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    SaveSaliencyd("saliency", tmp_path).withdraw("x" * 300)
-    assert not caplog.messages

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from monai_saliency.inferers.explanation import FILL_LEAVES
-from monai_saliency.storage.files import atomic_path, locked
+from monai_saliency.storage.files import locked, write_whole
 from monai_saliency.storage.tables import write_csv
 from monai_saliency.visualize.legend import is_noise, score_words
 from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, beyond, class_words, number, read_cohort
@@ -109,15 +109,13 @@ def write_thumbnails(report: Path, name: str, pictures: Sequence[bytes]) -> list
     """Write pictures, and return their addresses."""
     addresses = [f"thumbnails/{name}-{place}.png" for place in range(len(pictures))]
     for address, picture in zip(addresses, pictures, strict=True):
-        with atomic_path(report / address, durable=False) as temporary:
-            temporary.write_bytes(picture)
+        write_whole(report / address, picture, durable=False)
     return addresses
 
 
 def write_page(path: Path, text: str) -> Path:
     """Write a page, and return its path."""
-    with atomic_path(path, durable=False) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_whole(path, text, durable=False)
     return path
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from monai_saliency.storage.files import error_key
 from monai_saliency.storage.scans import load_scan
 from monai_saliency.storage.tables import LABEL_REGION_COLUMNS, REGION_COLUMNS, SUMMARY_COLUMNS, CaseTable, Failures
 from monai_saliency.visualize.legend import Legend
@@ -66,9 +67,8 @@ class CaseFiles:
     def open_maps(self) -> tuple[MapFile, MapFile | None]:
         """The files of its maps and of their standard errors on the same grid."""
         key = "saliency" if self.kept is None else self.kept.key
-        error = "standard_error" if key == "saliency" else f"{key}_standard_error"
         path = self.folder / f"{self.case}_{key}.nii.gz"
-        error_path = self.folder / f"{self.case}_{error}.nii.gz"
+        error_path = self.folder / f"{self.case}_{error_key(key)}.nii.gz"
         if not path.is_file():
             raise ValueError("its map is not in the folder any more")
         maps = MapFile(path, len(self.rows))

@@ -13,7 +13,7 @@ import numpy as np
 
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.storage.files import atomic_path
-from monai_saliency.visualize.legend import Legend
+from monai_saliency.visualize.legend import Legend, finite
 
 # The fields that are kept as text, next to the legends; the others are arrays.
 _WORDS = ("case", "key", "step", "low", "shape", "start", "stride", "rows_down", "class_names")
@@ -80,7 +80,7 @@ class KeptScan:
         affine = np.asarray(affine, np.float64)
         stride = _stride(shape, affine, volumes=(layers or len(maps)) + 1)
         # The first map's peak is among the voxels.
-        peak = peak_voxel(np.nan_to_num(maps[0], posinf=0, neginf=0))
+        peak = peak_voxel(finite(maps[0]))
         start = tuple(np.remainder(peak, stride).tolist())
         part = _part(start, stride)
         codes, step, low = _codes(scan[part], is_colour=scan.ndim > len(shape))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +11,7 @@ import numpy as np
 import torch
 
 from monai_saliency.metrics.which_method import FIGURES, MethodComparison, in_words
-from monai_saliency.utils.arguments import require
-from monai_saliency.visualize.pictures import save_picture
+from monai_saliency.visualize.pictures import new_figure, save_picture, svg_address
 from monai_saliency.visualize.report.build import rendered, write_page
 from monai_saliency.visualize.report.kept_scan import case_id
 
@@ -26,7 +23,7 @@ def draw_map(folder: Path, case: str, name: str, values: torch.Tensor, label: to
     if drawn.ndim == 3:
         place = int(inside.sum((0, 1)).argmax()) if inside.any() else drawn.shape[2] // 2
         drawn, inside = drawn[:, :, place], inside[:, :, place]
-    figure = require("matplotlib.figure", extra="bundle").Figure(figsize=(1.2, 1.2 * drawn.shape[1] / drawn.shape[0]))
+    figure = new_figure((1.2, 1.2 * drawn.shape[1] / drawn.shape[0]))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.imshow(drawn.T, cmap="gray", origin="lower", aspect="auto")
     if inside.any() and not inside.all():
@@ -68,12 +65,10 @@ def _plot(rows: Sequence[Any]) -> str:
     points = [(number, row) for number, row in enumerate(rows, 1) if "auprc" in row and "seconds" in row]
     if not points:
         return ""
-    figure = require("matplotlib.figure", extra="bundle").Figure(figsize=(6, 3), layout="constrained")
+    figure = new_figure((6, 3), layout="constrained")
     axes = figure.subplots()
     for number, row in points:
         axes.errorbar(row["seconds"], row["auprc"], row["auprc_error"], fmt="ko", capsize=3, markersize=4)
         axes.annotate(str(number), (row["seconds"], row["auprc"]), (8, 0), textcoords="offset points", va="center")
     axes.set(xlabel="seconds a case", ylabel="AUPRC", ylim=(0, 1), xlim=(0, None))
-    file = io.BytesIO()
-    save_picture(figure, file, "svg")
-    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return svg_address(figure)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -12,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monai_saliency.utils.arguments import require
-from monai_saliency.visualize.pictures import save_picture
+from monai_saliency.visualize.pictures import new_figure, svg_address
 from monai_saliency.visualize.report.cases import Cohort, Row, class_words, number
 
 # The figure of how well a map finds the label: the first of these columns that the table has, and its words.
@@ -122,10 +119,7 @@ def curve_charts(rows: Sequence[Row], element: str = "voxel") -> list[tuple[str,
     """The insertion and deletion curves of a case's maps: the words of each map, and its drawings as addresses."""
     charts = []
     for row in rows:
-        try:
-            curves = json.loads(row.get("trust_curves") or "{}")
-        except ValueError:  # a cell that was too long for the table is cut
-            continue
+        curves = json.loads(row.get("trust_curves") or "{}")
         if drawings := [_drawing(kind, curves[kind], row, element) for kind in _KINDS if kind in curves]:
             charts.append((class_words(row), drawings))
     return charts
@@ -134,7 +128,7 @@ def curve_charts(rows: Sequence[Row], element: str = "voxel") -> list[tuple[str,
 def _drawing(kind: str, lines: Mapping[str, Any], row: Row, element: str) -> str:
     """The curves of one kind, as the address of an SVG."""
     heading, across = _KINDS[kind]
-    figure = require("matplotlib.figure", extra="bundle").Figure(figsize=(5.6, 2.6), layout="constrained")
+    figure = new_figure((5.6, 2.6), layout="constrained")
     ax = figure.subplots()
     for name, (words, colour, dashes) in _LINES.items():
         if name in lines:
@@ -149,6 +143,4 @@ def _drawing(kind: str, lines: Mapping[str, Any], row: Row, element: str) -> str
     ax.set_ylabel(quantity or "score", fontsize=8, parse_math=False)
     ax.tick_params(labelsize=8)
     figure.legend(loc="outside right upper", title="area under the curve", fontsize=8, title_fontsize=8)
-    file = io.BytesIO()
-    save_picture(figure, file, "svg")
-    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return svg_address(figure)

@@ -14,7 +14,7 @@ import nibabel as nib
 import numpy as np
 
 from monai_saliency.utils.arguments import require
-from monai_saliency.visualize.legend import COLD, WARM, Legend, blended, focus_voxel, gray_window, rounded_up
+from monai_saliency.visualize.legend import COLD, WARM, Legend, blended, finite, focus_voxel, gray_window, rounded_up
 from monai_saliency.visualize.report.cases import CaseFiles, class_words
 from monai_saliency.visualize.report.kept_scan import KeptScan
 
@@ -60,8 +60,8 @@ class Shown:
         file, error_file = case.open_maps()
         if kept.shape != file.shape or not np.allclose(kept.affine, file.affine, rtol=1e-4, atol=1e-3):
             raise ValueError("its scan was kept in an earlier run, on another grid, so explain it again")
-        maps = _finite(file.read(kept.part))
-        errors: Any = [None] * file.count if error_file is None else _finite(error_file.read(kept.part))
+        maps = finite(file.read(kept.part))
+        errors: Any = [None] * file.count if error_file is None else finite(error_file.read(kept.part))
         layers = []
         for row, legend, values, error in zip(case.rows, kept.legends, maps, errors, strict=True):
             coloured = legend.coloured(values, error)
@@ -125,11 +125,6 @@ class Shown:
             "against": legend.against(layer.values, layer.coloured),
             "focus": layer.focus,
         }
-
-
-def _finite(maps: np.ndarray) -> np.ndarray:
-    """Maps with 0 in place of what is not a finite number."""
-    return np.nan_to_num(maps, posinf=0, neginf=0)
 
 
 def _encoded(kept: KeptScan, values: np.ndarray) -> str:
