@@ -19,12 +19,13 @@ _COLUMNS = 2**12
 
 
 class Ridge(NamedTuple):
-    """A ridge regression of n values on features ``(n, bumps)``: the variance of their heights, the heights, the error
-    at each mask without it, and weights ``(n, n)``, the inverse of the products of features with the penalty.
+    """A ridge regression of n values on features ``(n, bumps)``: the variance of their heights, what it explains, the
+    error at each mask without it, and weights ``(n, n)``, the inverse of the products of features with the penalty.
     """
 
     variance: Tensor
     heights: Tensor
+    explained: Tensor
     left_out: Tensor
     weights: Tensor
 
@@ -73,7 +74,7 @@ def ridge(features: Tensor, spectrum: tuple[Tensor, Tensor], wanted: Tensor, var
     chosen = (least + largest + 1) // 2
     weights = (vectors / (values.T + strengths[chosen])) @ vectors.T
     heights = variance * (features.T @ (weights @ wanted).to(features)).to(wanted)
-    return Ridge(variance, heights, left_out[:, chosen], weights)
+    return Ridge(variance, heights, explained[:, chosen], left_out[:, chosen], weights)
 
 
 @contextmanager

@@ -74,6 +74,7 @@ def reference(masks: np.ndarray, scores: np.ndarray, cells: int, groups: int) ->
         if number < 2:
             variances.append(np.maximum(np.abs(heights[number]) / np.abs(heights[number]).max(), 0.01))
             strengths.append(best_strength(features * np.sqrt(variances[-1]), scores))
+    slope = np.polyfit((features - features.mean(axis=0)) @ heights[-1], scores, 1)[0]
     changes, step = [], 1e-4
     for i in range(n):
         others, moved, change = every[every != i], np.zeros(basis.shape[1]), np.zeros(basis.shape[1])
@@ -83,12 +84,12 @@ def reference(masks: np.ndarray, scores: np.ndarray, cells: int, groups: int) ->
             up, down = (fitted(variance + side * step * moved, strength, every) for side in (1, -1))
             change = heights[number] - fitted(variance, strength, others) + (up - down) / (2 * step)
         changes.append(change)
-    maps = np.array(changes) @ basis.T
+    maps = slope * np.array(changes) @ basis.T
     maps -= maps.mean(axis=0)
     grouped = [maps[group::groups].sum(axis=0) for group in range(groups)]
     error = np.sqrt((groups - 1) * np.square(grouped).mean(axis=0))
     voxels = math.prod(max(1.0, size / cells) for size in masks.shape[1:])
-    return voxels * (basis @ heights[-1]).reshape(masks.shape[1:]), voxels * error.reshape(masks.shape[1:])
+    return voxels * (slope * basis @ heights[-1]).reshape(masks.shape[1:]), voxels * error.reshape(masks.shape[1:])
 
 
 @pytest.mark.parametrize(
