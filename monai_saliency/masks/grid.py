@@ -33,7 +33,7 @@ class GridMasks(Masks):
     """
 
     by_region = True
-    p1, smooth = 0.5, 0
+    p1 = 0.5
 
     def __init__(self, num_masks: int, grid_size: int | Sequence[int] | None = 8, seed: int = 0) -> None:
         if grid_size is not None:

@@ -373,8 +373,8 @@ class TestMultiScaleWindowMasks:
         np.testing.assert_array_equal(ours, np.concatenate(expected))
 
     def test_one_level_is_sliding_windows(self) -> None:
-        one = bind(MultiScaleWindowMasks((5, 3), 1, (2, 2), smooth=2), 12, 11)
-        other = bind(SlidingWindowMasks((5, 3), (2, 2), smooth=2), 12, 11)
+        one = bind(MultiScaleWindowMasks((5, 3), 1, (2, 2)), 12, 11)
+        other = bind(SlidingWindowMasks((5, 3), (2, 2)), 12, 11)
         assert torch.equal(one.render(range(len(one))), other.render(range(len(other))))
 
     def test_a_level_that_brings_nothing_new_is_left_out(self) -> None:
