@@ -28,10 +28,6 @@ def boxes(bound: BoundMasks, ids: Any) -> list[Any]:
     return [tuple((side.start, side.stop) for side in box) for box in bound.changed_boxes(ids) or ()]
 
 
-def weighted(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: (x[:, 0] * weight).flatten(1).sum(1, keepdim=True)
-
-
 def hidden_by(box: Any, shape: tuple[int, ...]) -> np.ndarray:
     """1 for each voxel that a window hides."""
     found = np.zeros(shape)
@@ -73,7 +69,7 @@ def test_the_slow_reference(shape: tuple[int, ...], window: int, levels: int, ke
     expected, windows = zip(*(slow(weight, window, levels, keep) for weight in weights), strict=True)
 
     def network(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([weighted(torch.from_numpy(weight))(x) for weight in weights], dim=1)
+        return torch.cat([(x * torch.from_numpy(each)).flatten(1).sum(1, keepdim=True) for each in weights], dim=1)
 
     for classes in ([0], [2, 0, 1]):
         target = ms.ClassScore(classes, "none")
