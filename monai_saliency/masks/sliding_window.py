@@ -14,8 +14,8 @@ from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing
 from monai_saliency.masks.sizes import check_sizes, check_unit, in_voxels
-from monai_saliency.masks.smooth import averaged, check_smooth, grown, widths_of
-from monai_saliency.utils.arguments import instance, whole_number
+from monai_saliency.masks.smooth import averaged, grown, widths_of
+from monai_saliency.utils.arguments import finite_numbers, instance, whole_number
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.precision import exact_arithmetic
 from monai_saliency.utils.tensors import Box, to_device
@@ -111,7 +111,8 @@ class SlidingWindowMasks(Masks):
         check_sizes(unit, window_size=window_size, stride=stride)
         self.window_size = window_size
         self.stride = stride
-        self.smooth = check_smooth(smooth)
+        finite_numbers("smooth", smooth, 0)
+        self.smooth = smooth
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         return BoundSlidingWindowMasks(self, image, spacing)

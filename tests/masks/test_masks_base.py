@@ -250,9 +250,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (ms.masks.CoalitionMasks, {"num_coalitions": 0}, "`num_coalitions` must be a whole number of at least 1"),
     (ms.masks.CoalitionMasks, {"regions": ms.Supervoxels}, r"write Supervoxels\("),
     (ms.masks.CoalitionMasks, {"background": 3}, "`background`"),
-    (OrderMasks, {"saliency": torch.full((9, 9), float("nan"))}, "`saliency` must be one finite map"),
     (OrderMasks, {"saliency": torch.ones(9, 9), "steps": 0}, "`steps` must be a whole number"),
-    (OrderMasks, {"saliency": torch.ones(2, 3, 4, 5)}, r"one finite map \(\*spatial\), 2D or 3D, got \(2, 3, 4, 5\)"),
     (
         ms.masks.MCRISEMasks,
         {"num_masks": 5, "more_fills": ms.ConstantFill(1.0)},
@@ -293,20 +291,14 @@ def test_wrong_settings(family: Any, settings: dict[str, Any], match: str) -> No
         (ms.masks.SlidingWindowMasks(3, (1, 1, 1)), "`stride` must be one number or one per spatial axis"),
         (ms.masks.SlidingWindowMasks(3, smooth=(1, 2, 3)), "`smooth` must be one number or one per spatial axis"),
         (ms.masks.MultiScaleWindowMasks(9), r"`window_size` .* is larger than the image"),
-        (ms.masks.SlidingRadialMasks(50), "`radius` .* hides the whole image of spatial shape"),
         (ms.masks.SlidingRadialMasks(5, unit="mm"), "sizes in mm need the image's voxel sizes"),
         (ms.masks.SlidingRadialMasks(2, (1, 1, 1)), "`stride` must be one number or one per spatial axis"),
         (ms.masks.HierarchicalMasks(9), r"one window of \(8, 8\) voxels covers the whole image"),
-        (
-            ms.masks.MCRISEMasks(5, [lambda images: images[..., 0, :4]]),
-            r"one of `more_fills` gave shape \(1, 4\) .* \(1, 8, 8\)",
-        ),
         (
             ms.masks.IndependentChannelMasks(ms.masks.MCRISEMasks(5, [ms.ConstantFill(1.0)])),
             "already: leave out `per_channel`",
         ),
         (ms.masks.ChannelMasks(ms.masks.ChannelMasks(WINDOWS)), "have masks for each channel or fill already"),
-        (OrderMasks(torch.ones(9, 8)), r"the map has the spatial shape \(9, 8\) and the image \(8, 8\)"),
     ],
 )
 def test_masks_that_do_not_fit_the_image(masks: Masks, match: str) -> None:
