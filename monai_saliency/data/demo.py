@@ -94,7 +94,9 @@ def make_scan(seed: int, lesion: bool | int) -> tuple[nibabel.Nifti1Image, nibab
     return images
 
 
-def make_cohort(dataset_dir: str | os.PathLike, num_scans: int, seed: int = 0, section: str = "test") -> Path:
+def make_cohort(
+    dataset_dir: str | os.PathLike, num_scans: int, seed: int = 0, section: str = "test", paired: bool = False
+) -> Path:
     """Write a cohort as a Medical Segmentation Decathlon folder, unless it exists already.
 
     Every second scan has a lesion. The folder is built under a temporary name and then renamed, so that an interrupted
@@ -106,6 +108,8 @@ def make_cohort(dataset_dir: str | os.PathLike, num_scans: int, seed: int = 0, s
         num_scans: the number of scans, at most 100,000.
         seed: cohorts of different seeds share no scan; scan ``i`` is ``make_scan(seed * 100_000 + i, i % 2 == 1)``.
         section: ``"training"`` (``imagesTr``, ``labelsTr``) or ``"test"`` (``imagesTs``, ``labelsTs``).
+        paired: scans 0 and 1, 2 and 3, ... show the same head, first without and then with a lesion; scan ``i`` is
+            ``make_scan(seed * 100_000 + i // 2, i % 2 == 1)``. Such pairs teach a network only the lesion.
 
     Returns:
         The path of ``dataset.json``. Its list named ``section`` has for each scan the ``image`` and ``label`` files,
@@ -122,7 +126,7 @@ def make_cohort(dataset_dir: str | os.PathLike, num_scans: int, seed: int = 0, s
     building = dataset_dir.with_name(f".{dataset_dir.name}.{uuid.uuid4().hex}")
     building.mkdir(parents=True)
     try:
-        _write_cohort(building, num_scans, seed, section)
+        _write_cohort(building, num_scans, seed, section, paired)
         building.replace(dataset_dir)
     except OSError:
         if not datalist.exists():  # another process has made it meanwhile: as good as ours
@@ -132,12 +136,13 @@ def make_cohort(dataset_dir: str | os.PathLike, num_scans: int, seed: int = 0, s
     return datalist
 
 
-def _write_cohort(folder: Path, num_scans: int, seed: int, section: str) -> None:
+def _write_cohort(folder: Path, num_scans: int, seed: int, section: str, paired: bool) -> None:
     suffix = "Tr" if section == "training" else "Ts"
     cases = []
     for index in range(num_scans):
         lesion = index % 2 == 1
-        files = make_scan(seed * SCANS_PER_SEED + index, lesion)
+        head = index // 2 if paired else index
+        files = make_scan(seed * SCANS_PER_SEED + head, lesion)
         case: dict[str, str | int] = {}
         for kind, image in zip(("image", "label"), files, strict=True):
             path = f"./{kind}s{suffix}/brain_{seed}_{index:03d}.nii.gz"

@@ -158,6 +158,13 @@ def test_cohort_is_what_find_cases_reads(section: str, suffix: str, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("quick")
+def test_paired_cohort_shows_each_head_twice(tmp_path: Path) -> None:
+    make_cohort(tmp_path / "demo", num_scans=4, paired=True)
+    heads = [int(voxels(nib.load(case["image"]))[0, 0, 0]) for case in find_cases(tmp_path / "demo")]
+    assert heads == [0, 0, 1, 1]
+
+
+@pytest.mark.usefixtures("quick")
 def test_second_call_leaves_the_files(tmp_path: Path) -> None:
     make_cohort(tmp_path / "demo", num_scans=4)
     before = files(tmp_path)
