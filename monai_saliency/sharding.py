@@ -34,8 +34,6 @@ class Part:
     count: int = 1
 
     def __post_init__(self) -> None:
-        whole_numbers("count", self.count, 1)
-        whole_numbers("index", self.index, 0)
         if self.index >= self.count:
             raise ValueError(f"`index` must be below `count`: part {self.index} of {self.count} does not exist")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from helpers import dicom_series
 from helpers.dicom_series import check_parametric_map, expected_affine, stored, write
 from monai.transforms import Compose, Orientationd
@@ -24,15 +23,12 @@ pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
 VOXEL = (1, 3, 2)  # of the image in RAS that the network gets
 
 
-def one_voxel(images: torch.Tensor) -> torch.Tensor:
-    return images[:, 0, VOXEL[0], VOXEL[1], VOXEL[2]][:, None]
-
-
 @pytest.fixture
 def explain(tmp_path: Path) -> SeriesExplainer:
     method = ms.sliding_window(1, 1, target=ms.ClassScore([0], "none"), fill=ms.fills.ConstantFill(0.0))
     to_ras = Compose([Orientationd("image", axcodes="RAS", labels=None)])
-    return SeriesExplainer(method, one_voxel, to_ras, tmp_path / "out")
+    network = lambda images: images[:, 0, VOXEL[0], VOXEL[1], VOXEL[2]][:, None]  # noqa: E731
+    return SeriesExplainer(method, network, to_ras, tmp_path / "out")
 
 
 def check(maps: np.ndarray, folder: Path) -> None:

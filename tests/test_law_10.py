@@ -92,10 +92,6 @@ def detect(x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
     return [{"boxes": boxes, "labels": torch.tensor([0, 1]), "scores": each[:2]} for each in classify(x).sigmoid()]
 
 
-def displace(x: torch.Tensor) -> torch.Tensor:
-    return segment(x)[:, :2]
-
-
 #: targets by name, each with networks that it explains
 TARGETS: dict[str, list[tuple[Callable[[], Target], Callable[[torch.Tensor], Any]]]] = {
     "AutoTarget": [
@@ -108,7 +104,7 @@ TARGETS: dict[str, list[tuple[Callable[[], Target], Callable[[torch.Tensor], Any
     "EmbeddingSimilarity": [
         (lambda measure=each: ms.EmbeddingSimilarity(measure), classify) for each in ("cosine", "distance")
     ],
-    "FieldSimilarity": [(lambda: ms.FieldSimilarity(), displace)],
+    "FieldSimilarity": [(lambda: ms.FieldSimilarity(), lambda x: segment(x)[:, :2])],
     "FunctionScore": [(lambda: ms.FunctionScore(lambda output: output.mean(dim=1)), classify)],
     "RegionScore": [(lambda: ms.RegionScore(1, "softmax"), segment)],
     "RegressionScore": [(lambda: ms.RegressionScore(), classify)],

@@ -75,10 +75,6 @@ def attach(
         handler = attach_to(evaluator, folder, explaining, "the evaluator", postprocessing_of(evaluator))
         handler.report_at_end(evaluator)
         return handler
-    if not callable(evaluator):
-        raise ValueError(
-            f"`evaluator` must be a MONAI evaluator or the network of a loop, got {type(evaluator).__name__}"
-        )
     loop = Loop(evaluator, inferer, loader)
     handler = attach_to(loop, folder, explaining, "the loop", postprocessing)
     return LoopExplainer(handler, loop)
@@ -93,11 +89,6 @@ def attach_to(
             f"{words} is a {type(evaluator).__name__} without a network and an inferer: what can be explained is an "
             "evaluator with one of each, such as SupervisedEvaluator (--saliency_evaluator names the id of another "
             "one). Explain the members of an ensemble one by one, or make one network of them"
-        )
-    if type(evaluator.network).__name__ == "ModelnnUNetWrapper":
-        raise ValueError(
-            "MONAI's wrapper of nnU-Net gives labels, which show no gradual change: explain the model's own folder by "
-            "our bundle with the overlay `nnunet`"
         )
     for event, function in event_handlers(evaluator):
         if isinstance(getattr(function, "__self__", function), SaliencyHandler):  # as our own bundle has one

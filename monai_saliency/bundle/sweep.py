@@ -129,8 +129,6 @@ def gather(sweep_dir: str | Path) -> Sweep:
 
 
 def _settings(sweep_dir: Path) -> list[Setting]:
-    if not sweep_dir.is_dir():
-        raise ValueError(f"{sweep_dir} is not a folder: give the folder with the output folders of the sweep")
     settings = []
     for folder in sweep_dir.iterdir():
         homes = [home for home in (folder, folder / "saliency") if (home / "summary.csv").is_file()]
@@ -169,12 +167,8 @@ def _maps(setting: Setting, case: str) -> dict[tuple[Any, ...], torch.Tensor]:
     path = setting.folder / f"{case}_saliency.nii.gz"
     if not rows or not path.is_file():
         return {}
-    try:
-        voxels = MapFile(path, len(rows)).read()
-    except Exception as error:
-        raise ValueError(f"{path} is not a readable map ({error}): delete it and run again") from error
     maps = {}
-    for row, own in zip(rows, voxels, strict=True):
+    for row, own in zip(rows, MapFile(path, len(rows)).read(), strict=True):
         maps[row["class"], row["channel"], own.shape] = torch.tensor(own.reshape(1, -1)).double()
     return maps
 
@@ -201,7 +195,4 @@ def plot_sweep(sweep: Sweep) -> Figure:
 
 def _name(setting: Setting) -> str:
     """The name of a setting in the plot's legend."""
-    name = setting.name
-    if len(name) > 60:
-        name = f"{name[:57]}..."
-    return name if setting.complete else f"{name} ({len(setting.missing)} missing)"
+    return setting.name if setting.complete else f"{setting.name} ({len(setting.missing)} missing)"

@@ -16,7 +16,7 @@ from typing import Any
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
 from monai_saliency.storage.files import files_below
-from monai_saliency.storage.scans import NIFTI, case_id, check_readers, format_of, name_hash, scan_stem
+from monai_saliency.storage.scans import NIFTI, case_id, check_readers, format_of, scan_stem
 from monai_saliency.utils.arguments import a_path
 
 SECTIONS = ("test", "training", "validation", "train", "val")
@@ -72,7 +72,7 @@ def find_cases(
         - ``channels``: the number of channels of the scan.
 
     Raises:
-        FileNotFoundError: when the folder or all of its scans are missing.
+        FileNotFoundError: when the folder is missing.
         ValueError: when a folder cannot be read, when the folder or list holds no scan, when a folder has no
             ``dataset.json`` and lies in ``exclude``, when the list cannot be read, or when a BIDS dataset has scans of
             several suffixes and ``section`` does not choose one.
@@ -107,8 +107,6 @@ def find_cases(
             f"no scan found in {where}: it must hold *.nii.gz or *.nii files, scans of other formats, a dataset.json "
             "that lists some, or pictures, which are explained with --spatial_dims 2"
         )
-    if not any(os.path.exists(scan.images[0]) for scan in scans):
-        raise FileNotFoundError(f"none of the {len(scans)} scans of {where} exists: {_missing(scans[0].images[0])}")
     for scan in scans:
         check_readers(scan.images if scan.label is None else [*scan.images, scan.label])
     ids = CaseIds(listing.parent, [scan.images[0] for scan in scans if not scan.name])
@@ -275,9 +273,7 @@ class CaseIds:
         name = case_id(self._root, file)
         if self._names[name] < 2:
             return name
-        whole = name + file.name.removeprefix(scan_stem(file))
-        # frame.png next to frame.jpg and frame.png.nii
-        return f"{whole}-{name_hash(file.name)}" if whole in self._names else whole
+        return name + file.name.removeprefix(scan_stem(file))
 
 
 def loading_error(error: Exception, case: Mapping[str, Any], index: int) -> CaseError:

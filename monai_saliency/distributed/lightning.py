@@ -86,10 +86,6 @@ class LightningEngine(RankEngine):
         split: str = "auto",
     ) -> None:
         super().__init__(0, 1, split)
-        if isinstance(strategy, str) and any(word in strategy for word in ("spawn", "fork", "notebook")):
-            raise ValueError(
-                f"`strategy` must start its processes by the command line, as 'ddp' does, got {strategy!r}"
-            )
         if not isinstance(devices, int) and devices != "auto":
             raise ValueError(
                 f"`devices` must be a number, got {devices!r}: choose GPUs by CUDA_VISIBLE_DEVICES before the command"

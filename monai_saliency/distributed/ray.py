@@ -17,7 +17,7 @@ import torch
 from monai_saliency.distributed.base import Cohort, Engine
 from monai_saliency.errors import root_cause
 from monai_saliency.sharding import Unit, units
-from monai_saliency.utils.arguments import positive_numbers, require, whole_number
+from monai_saliency.utils.arguments import require, whole_number
 
 # Bytes. Units are a few bytes and replies a few lines: no scan goes through Ray's own memory.
 _OBJECT_STORE = 100 * 2**20
@@ -59,10 +59,6 @@ class RayEngine(Engine):
         address: str | None = None,
     ) -> None:
         require("ray", extra="ray")
-        positive_numbers("num_cpus", num_cpus)
-        if num_gpus:
-            positive_numbers("num_gpus", num_gpus)
-        units(0, 1, split)  # checks `split`
         self.max_workers = None if max_workers is None else whole_number("max_workers", max_workers, 1)
         self.num_gpus = num_gpus
         self.num_cpus = num_cpus

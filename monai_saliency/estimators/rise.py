@@ -230,14 +230,13 @@ class MCRISEScoring(Estimator):
       in all scores changes nothing.
     - ``"debiased"``, the paper's: ``sum(f * (K * h_k / (1 - p1) - m_0 / p1)) / n``. **Its sign is the other way
       round**: positive where fill k raises the score. It adds the average score times what chance kept too often.
-    - ``"xaitk"``: ``sum(f * (K * h_k * (1 - p1) - m_0 * p1)) / n``, which xaitk-saliency's ``MCRISEScoring`` scales to
-      [-1, 1]. For p1 = 1/2 it is a quarter of the paper's map; for another p1 it is biased by the average score.
+      xaitk-saliency's ``MCRISEScoring`` is a quarter of this map for p1 = 1/2, scaled to [-1, 1].
 
-    The first two are in the score's unit. Maps are ordered by explained value, then by fill, the case's own fill first.
+    Both are in the score's unit. Maps are ordered by explained value, then by fill, the case's own fill first.
 
     Args:
-        p1: probability with which the masks keep a cell, above 0 and below 1; in [0, 1] for ``"xaitk"``.
-        form: ``"centred"``, ``"debiased"`` or ``"xaitk"``.
+        p1: probability with which the masks keep a cell, above 0 and below 1.
+        form: ``"centred"`` or ``"debiased"``.
 
     Raises:
         ValueError: when ``p1`` is out of its range, for another form, and (from ``compute``) for masks other than
@@ -258,8 +257,8 @@ class MCRISEScoring(Estimator):
 
     def __init__(self, p1: float = 0.5, form: str = "centred") -> None:
         probability("p1", p1)
-        self.form = check_option("form", form, ["centred", "debiased", "xaitk"])
-        if form != "xaitk" and not 0 < p1 < 1:
+        self.form = check_option("form", form, ["centred", "debiased"])
+        if not 0 < p1 < 1:
             raise ValueError(
                 f"`p1` must be above 0 and below 1, got {p1}: a voxel that is always kept, or never, has nothing to be "
                 "compared with"
@@ -278,18 +277,14 @@ class MCRISEScoring(Estimator):
     def meaning(self, masks: BoundMasks) -> Meaning:
         if self.form == "centred":
             return Meaning("change of the score against each fill")
-        return Meaning("change of the score by each fill", in_score_unit=self.form != "xaitk")
+        return Meaning("change of the score by each fill")
 
     def noise(self, observed: Observed, rounding: float = 0.0) -> Tensor | None:
-        """As of RISE, of the differences in place of the masks; None for ``"xaitk"``, which is biased."""
-        if self.form == "xaitk":
-            return None
+        """As of RISE, of the differences in place of the masks."""
         return self._as_rise().noise(self._contrasts(observed), rounding)
 
     def standard_error(self, observed: Observed) -> Tensor | None:
-        """As of RISE, of the differences in place of the masks; None for ``"xaitk"``, which is biased."""
-        if self.form == "xaitk":
-            return None
+        """As of RISE, of the differences in place of the masks."""
         return self._as_rise().standard_error(self._contrasts(observed))
 
     def _as_rise(self) -> RISEScoring:
@@ -299,8 +294,6 @@ class MCRISEScoring(Estimator):
         """The same scores, of the differences in place of the masks."""
         masks = observed.masks
         self.check(masks)
-        if self.form == "xaitk":
-            return replace(observed, masks=_Contrasts(masks, -self.p1, -(1 - self.p1)))
         sign = 1 if self.form == "centred" else -1
         return replace(observed, masks=_Contrasts(masks, sign / self.p1, sign / (1 - self.p1)))
 

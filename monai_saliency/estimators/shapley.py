@@ -124,8 +124,6 @@ class ShapleyScoring(Estimator):
         """The values of the players."""
         self.check(observed.masks)
         masks, ids, scores = cast(BoundCoalitionMasks, observed.masks), observed.ids, observed.scores
-        if len(set(ids)) < len(masks):
-            raise ValueError(f"Shapley values need the scores of all {len(masks)} coalitions, got {len(set(ids))}")
         # How far the score falls with each mask; 0 in the last row, where none is used.
         drops = torch.zeros(len(masks) + 1, scores.shape[1], dtype=torch.float64)
         drops[torch.as_tensor(list(ids))] = observed.reference_scores.cpu().double() - scores.cpu().double()

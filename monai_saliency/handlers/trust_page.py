@@ -68,8 +68,8 @@ def write_trust_page(summary: CaseTable) -> None:
     with locked(path.with_name(f".{path.name}.lock")):
         if page := trust_page(summary.read()):
             write_whole(path, page)
-        elif path.exists() and path.read_text(encoding="utf-8").startswith("# How far to trust these maps"):
-            path.unlink()
+        else:
+            path.unlink(missing_ok=True)
 
 
 def controlled(rows: Sequence[Row], column: str, words: str, higher: bool) -> Controlled | None:

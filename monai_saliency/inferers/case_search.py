@@ -65,12 +65,7 @@ class CaseSearch:
         self.scores = reference_scores.new_zeros(len(self.ids), len(reference_scores))
 
     def update(self, rows: Sequence[int], scores: Tensor) -> None:
-        """Take the scores ``(n, K)`` of n masks, in any order; a ValueError for another shape."""
-        expected = (len(rows), self.scores.shape[1])
-        if tuple(scores.shape) != expected:
-            raise ValueError(
-                f"`scores` must have shape {expected} (masks, explained values), got {tuple(scores.shape)}"
-            )
+        """Take the scores ``(n, K)`` of n masks, in any order."""
         places = slice(rows.start, rows.stop) if isinstance(rows, range) and rows.step == 1 else list(rows)
         self.scores[places] = scores.to(self.scores)
         self.seen[places] = True

@@ -113,7 +113,7 @@ def merged(parts: Iterable[Sequence[CaseState]]) -> list[Explanation]:
         parts: what :meth:`~monai_saliency.PerturbationInferer.score` gave for each part of the same cases.
 
     Raises:
-        ValueError: when the parts belong to different cases, images, settings or networks.
+        ValueError: when the parts belong to different images, settings or networks.
         CaseError: when a part or a round is missing, or scores are NaN or infinite.
 
     Example::
@@ -137,8 +137,6 @@ def _whole(states: Sequence[Any]) -> CaseState | EnsembleState:
         return EnsembleState([cast(CaseState, _whole(parts)) for parts in of_members])
     workers = [WorkerScores.of(state) for state in states]
     for other in workers:
-        if other.name != workers[0].name:
-            raise ValueError(f"only parts of one case merge: case {workers[0].name} met case {other.name}")
         if found := workers[0].differences(other):
             raise ValueError(
                 f"case {other.name}: its parts differ in {' and '.join(found)}, so their scores do not belong "

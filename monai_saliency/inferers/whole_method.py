@@ -36,10 +36,6 @@ class WholeMethodInferer(PerturbationInferer):
     ) -> None:
         self.method = method
         name = type(method).__name__
-        if estimator is not None and masks is None:
-            raise ValueError(
-                f"{name} makes its own maps: leave out `estimator` {type(estimator).__name__}, or give `masks` too"
-            )
         own = _MethodMap(meaning or Meaning(f"map of {name}", in_score_unit=False))
         super().__init__(masks or _MethodMasks(name), target, estimator or own, fill, **settings)
 

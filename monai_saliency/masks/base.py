@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from monai_saliency.cases import Number
-from monai_saliency.masks.smooth import averaged, grown
 from monai_saliency.utils.arguments import written
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import Box, blend, everywhere
@@ -165,7 +164,6 @@ class BoundMasks(ABC):
         channels: the number of channels, where each channel has its own mask; None where one mask serves all channels.
             Where :attr:`layer` is ``"fill"``, the number of fills.
         layer: what has its own mask where not all channels have one: ``"channel"`` or ``"fill"``, a word for tables.
-        smooth: the width in voxels over which an edge rises, one per spatial axis; empty for the masks as rendered.
         numbers: the numbers of the case that masks hide like regions, by name; none where the image alone is hidden.
         words: what a user should know of these masks, for the explanation's ``stopped``; mostly empty.
         stop: asks for the masks of one round little by little, until the map is good enough
@@ -175,7 +173,6 @@ class BoundMasks(ABC):
     key: tuple
     channels: int | None = None
     layer: str = "channel"
-    smooth: tuple[float, ...] = ()
     numbers: Mapping[str, Number] = {}
     words: str = ""
     stop: Any = None
@@ -256,10 +253,6 @@ class BoundMasks(ABC):
     def _whole(self) -> Box:
         return tuple(slice(0, size) for size in self.spatial_shape)
 
-    def _around(self, box: Box) -> Box:
-        """A box, and the voxels around it that change a mask with smooth edges inside it."""
-        return grown(box, self.smooth, self.spatial_shape) if self.smooth else box
-
     def places(self, ids: Ids) -> list[int]:
         """Which of some masks hide one place and keep all else, by their position in ``ids``; by default none."""
         return []
@@ -306,10 +299,7 @@ class BoundMasks(ABC):
         device = torch.device(device) if device is not None else self.device
         box = self._whole if box is None else box
         with exact_arithmetic(device):
-            if not self.smooth:
-                return self._render_box(self.codes(ids), box, device)
-            hidden = 1 - self._render_box(self.codes(ids), self._around(box), device)
-            return 1 - averaged(hidden, box, self.smooth, self.spatial_shape)
+            return self._render_box(self.codes(ids), box, device)
 
     def perturb(
         self, image: Tensor, fill: Tensor, rendered: Tensor, is_finite: bool, out: Tensor, box: Box | None = None

@@ -91,7 +91,7 @@ class _BoundMasksOfChannels(BoundMasks):
                 f"{base.key[0]} cannot be made channel by channel: they depend on earlier scores, or have masks for "
                 "each channel or fill already: leave out `per_channel`"
             )
-        self.base, self.smooth = base, base.smooth
+        self.base = base
         self.channels: int = len(image)
         self.key = (type(self).__name__, self.channels, *base.key)
 

@@ -74,7 +74,7 @@ class CoalitionMasks(Masks):
     """
 
     by_region = True
-    num_masks, p1, smooth = None, 0.5, 0
+    num_masks, p1 = None, 0.5
 
     def __init__(
         self,

@@ -13,8 +13,8 @@ from monai_saliency.masks.region import BoundRegionMasks
 from monai_saliency.utils.arguments import per_axis, whole_number, whole_numbers
 from monai_saliency.utils.tensors import Box
 
-# Cells of a grid, about, by default; more forwards than this limit are taken for a mistake.
-_CELLS, _MOST_FORWARDS = 64, 100_000
+# Cells of a grid, about, by default.
+_CELLS = 64
 
 
 class GridMasks(Masks):
@@ -33,7 +33,7 @@ class GridMasks(Masks):
     """
 
     by_region = True
-    p1, smooth = 0.5, 0
+    p1 = 0.5
 
     def __init__(self, num_masks: int, grid_size: int | Sequence[int] | None = 8, seed: int = 0) -> None:
         if grid_size is not None:
@@ -69,7 +69,7 @@ class SobolMasks(GridMasks):
         seed: of the scrambling, at least 0. With the same seed, more designs begin with the same masks as fewer.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) when the design needs more than 100 000 forwards.
+        ValueError: for settings out of range.
 
     Example::
 
@@ -103,12 +103,6 @@ class BoundSobolMasks(BoundRegionMasks):
         super().__init__(masks, image, cells)
         self.num_designs, count = masks.num_designs, len(self.values)
         self.num_masks = self.num_designs * (count + 2)
-        if self.num_masks > _MOST_FORWARDS:
-            raise ValueError(
-                f"total Sobol indices of {count} cells need {self.num_masks} forwards, num_designs * (cells "
-                f"+ 2), and at most {_MOST_FORWARDS} are run: use a smaller `grid_size` or a smaller "
-                "`num_designs`, or hsic, whose forwards do not grow with the cells"
-            )
         engine = torch.quasirandom.SobolEngine(2 * count, scramble=True, seed=masks.seed)
         self.table = engine.draw(self.num_designs, dtype=torch.float64).numpy().reshape(-1, 2, count)
         self.key = (*self.key, self.num_designs)

@@ -17,7 +17,6 @@ from monai_saliency.masks.base import Id, Ids, MakesRegions, Masks, Observed, Re
 from monai_saliency.masks.region import check_regions, find_regions
 from monai_saliency.masks.sizes import check_sizes, check_unit, in_voxels, overlap
 from monai_saliency.masks.sliding_window import BoundBoxMasks, affordable
-from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import fraction, whole_number
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import Box, tight, to_device, within
@@ -43,7 +42,6 @@ class HierarchicalMasks(Masks):
         keep: share of a level's windows that is refined, in (0, 1], at least one window for each explained score.
         unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``, rounded to whole voxels, at least one.
         inferer: a sliding-window inferer, on whose patch grid the windows lie: they touch as few patches as possible.
-        smooth: width in voxels over which an edge rises, as for :class:`~monai_saliency.masks.SlidingWindowMasks`.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when one window covers the whole image, or when sizes
@@ -64,7 +62,6 @@ class HierarchicalMasks(Masks):
         keep: float = 0.08,
         unit: str = "voxel",
         inferer: SlidingWindowInferer | None = None,
-        smooth: float | Sequence[float] = 0,
     ) -> None:
         self.unit = check_unit(unit, "window_size", window_size)
         check_sizes(unit, window_size=window_size)
@@ -72,7 +69,6 @@ class HierarchicalMasks(Masks):
         self.levels = whole_number("levels", levels, 1)
         self.keep = fraction("keep", keep)
         self.inferer = inferer
-        self.smooth = check_smooth(smooth)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundHierarchicalMasks:
         return BoundHierarchicalMasks(self, image, spacing)
@@ -103,7 +99,7 @@ class BoundHierarchicalMasks(BoundBoxMasks):
                 f"one window of {window} voxels covers the whole image, whose spatial shape is {shape}: it cannot show "
                 "where the evidence lies; use a smaller `window_size`"
             )
-        self.keep, self.smooth = masks.keep, widths_of(masks.smooth, shape)
+        self.keep = masks.keep
         #: for each level and axis, where windows begin, and the axis' end
         self.bounds = [[np.append(np.arange(0, n, w), n) for n, w in zip(shape, window, strict=True)]]
         while len(self.bounds) < masks.levels and any(edge > 1 for edge in window):
@@ -114,7 +110,7 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         if masks.inferer is not None and masks.window_size is None:
             self._most = self._affordable(PatchGrid(masks.inferer, shape))
         edges = tuple(tuple(int(axis[1]) for axis in level) for level in self.bounds)
-        self.key = ("HierarchicalMasks", edges, self.keep, tuple(self._most), shape, *self.smooth)
+        self.key = ("HierarchicalMasks", edges, self.keep, tuple(self._most), shape)
 
     @property
     def num_levels(self) -> int:
@@ -215,7 +211,6 @@ class RegionHierarchyMasks(Masks):
         keep: share of a round's parts that is split, in (0, 1], at least one part for each explained score.
         unit: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
         inferer: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
-        smooth: as for :class:`~monai_saliency.masks.HierarchicalMasks`.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) as for ``RegionMasks``, and for
@@ -241,11 +236,10 @@ class RegionHierarchyMasks(Masks):
         keep: float = 0.08,
         unit: str = "voxel",
         inferer: SlidingWindowInferer | None = None,
-        smooth: float | Sequence[float] = 0,
     ) -> None:
         self.regions, self.needs_labels = check_regions(regions)
         self.levels = whole_number("levels", levels, 1)
-        self.windows = HierarchicalMasks(window_size, max(1, self.levels - 1), keep, unit, inferer, smooth)
+        self.windows = HierarchicalMasks(window_size, max(1, self.levels - 1), keep, unit, inferer)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionHierarchyMasks:
         return BoundRegionHierarchyMasks(self, image, find_regions(self.regions, image, labels, spacing), spacing)
@@ -291,7 +285,7 @@ class BoundRegionHierarchyMasks(BoundHierarchicalMasks):
         return tight(self.index[common] == part[-1], common)
 
     def changed_boxes(self, ids: Ids) -> list[Box] | None:
-        return [self._around(self._tight(part, self._whole) or self._whole) for part in ids]
+        return [self._tight(part, self._whole) or self._whole for part in ids]
 
     @property
     def hides_boxes(self) -> bool:
@@ -301,7 +295,7 @@ class BoundRegionHierarchyMasks(BoundHierarchicalMasks):
         rows = np.zeros((len(ids), 1 + 2 * len(box)), dtype=int)
         for row, part in zip(rows, ids, strict=True):
             # The region and the smallest box around its hidden voxels here decide which voxels these are.
-            if around := self._tight(part, self._around(box)):
+            if around := self._tight(part, box):
                 row[:] = [part[-1], *(end for side in around for end in (side.start, side.stop))]
         return rows[:, 0] > 0, rows
 

@@ -21,19 +21,13 @@ class OrderMasks(Masks):
     takes them all. With ``keep`` the first mask keeps nothing, and the whole image is left out.
 
     Args:
-        saliency: one map ``(*spatial)``, or ``(1, *spatial)``, on the grid of the image that is perturbed.
+        saliency: one finite map ``(*spatial)`` on the grid of the image that is perturbed.
         steps: into how many equal shares the voxels are divided, at least 1: about as many masks.
         keep: keep the highest voxels instead of hiding them.
-
-    Raises:
-        ValueError: for a map that is not finite, and (from ``bind``) for an image on another grid.
     """
 
     def __init__(self, saliency: Tensor, steps: int = 20, keep: bool = False) -> None:
         values = plain(saliency).detach()
-        is_one = values.ndim in (2, 3) or (values.ndim == 4 and len(values) == 1)
-        if not is_one or not values.numel() or not bool(torch.isfinite(values).all()):
-            raise ValueError(f"`saliency` must be one finite map (*spatial), 2D or 3D, got {tuple(saliency.shape)}")
         self.steps = whole_number("steps", steps, 1)
         self.keep = keep
         self.first, self.counts = _first_steps(values, self.steps)
@@ -47,14 +41,8 @@ class BoundOrderMasks(BoundMasks):
 
     def __init__(self, masks: OrderMasks, image: Tensor) -> None:
         super().__init__(image)
-        # Only the image tells a slice ``(1, Y, Z)`` of a volume from a 2D map ``(1, *spatial)``.
-        if masks.first.shape not in (self.spatial_shape, (1, *self.spatial_shape)):
-            raise ValueError(
-                f"the map has the spatial shape {tuple(masks.first.shape)} and the image {self.spatial_shape}: "
-                "they must be on one grid"
-            )
         self.keep = masks.keep
-        self.first = masks.first.reshape(self.spatial_shape).to(self.device)
+        self.first = masks.first.to(self.device)
         size = self.first.numel()
         taken = [0, *masks.counts[:-1]] if self.keep else masks.counts
         self.hidden_fractions = [(size - count if self.keep else count) / size for count in taken]

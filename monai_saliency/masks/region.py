@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Ids, MakesRegions, Masks, Regions, Spacing, random_rows
-from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.tensors import Box, check_labels, plain, to_device
 
@@ -31,7 +29,6 @@ class RegionMasks(Masks):
         seed: seed of the random coalitions. With the same seed, more masks begin with the same masks as fewer.
         regions: function that makes the label map ``(1, *spatial)`` from an image ``(C, *spatial)`` and its voxel sizes
             in mm (None if unknown), such as :class:`~monai_saliency.Supervoxels`. By default the case's label map.
-        smooth: width in voxels over which an edge rises in a straight line, one number or one per axis; 0: crisp.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when the case has no label map, or when the label map
@@ -57,13 +54,11 @@ class RegionMasks(Masks):
         p1: float = 0.5,
         seed: int = 0,
         regions: MakesRegions | None = None,
-        smooth: float | Sequence[float] = 0,
     ) -> None:
         self.num_masks = None if num_masks is None else whole_number("num_masks", num_masks, 1)
         self.p1 = probability("p1", p1)
         self.seed = whole_number("seed", seed, 0)
         self.regions, self.needs_labels = check_regions(regions)
-        self.smooth = check_smooth(smooth)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionMasks:
         return BoundRegionMasks(self, image, find_regions(self.regions, image, labels, spacing))
@@ -119,9 +114,8 @@ class BoundRegionMasks(BoundMasks):
         super().__init__(image)
         self.values, self.index = regions.values, regions.index
         self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
-        self.smooth = widths_of(masks.smooth, self.spatial_shape)
         digest = hashlib.sha256(self.index.cpu().numpy().tobytes()).hexdigest()
-        settings = (self.seed, self.p1, self.num_masks, tuple(self.values), digest, self.spatial_shape, *self.smooth)
+        settings = (self.seed, self.p1, self.num_masks, tuple(self.values), digest, self.spatial_shape)
         self.key = (type(masks).__name__, *settings)
 
     @property
@@ -151,7 +145,7 @@ class BoundRegionMasks(BoundMasks):
         return ((present[present > 0] - 1)[:, None] * channels + np.arange(channels)).ravel()
 
     def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
-        hidden = ~self.codes(ids)["coalition"][:, self._inside(self._around(box))]
+        hidden = ~self.codes(ids)["coalition"][:, self._inside(box)]
         return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:

@@ -316,8 +316,6 @@ class _BoundMCRISEMasks(BoundRISEMasks):
     def __init__(self, masks: MCRISEMasks, image: Tensor) -> None:
         super().__init__(masks, image)
         self.more_fills = [each(image[None])[0].to(image) for each in masks.more_fills]
-        if wrong := [tuple(each.shape) for each in self.more_fills if each.shape != image.shape]:
-            raise ValueError(f"one of `more_fills` gave shape {wrong[0]} for an image of {tuple(image.shape)}")
         self.channels: int = 1 + len(self.more_fills)
         self.key = ("MCRISEMasks", self.channels, *self.key)
         # The fill of each cell where it is hidden. They are drawn behind all grids, so all at once: a byte each.

@@ -35,8 +35,8 @@ class SlidingRadialMasks(Masks):
         unit: unit of all three, ``"voxel"`` or ``"mm"``.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) when there is not one size per axis, when sizes are
-            in mm and the voxel sizes are unknown, or when each mask would hide the whole image.
+        ValueError: for settings out of range, and (from ``bind``) when there is not one size per axis, or when
+            sizes are in mm and the voxel sizes are unknown.
 
     Example::
 
@@ -79,11 +79,6 @@ class _BoundSlidingRadialMasks(BoundMasks):
         edges = np.array(spacing if spacing is not None and masks.unit == "mm" else [1.0] * len(shape))
         self.radii = np.array(per_axis("radius", radius, len(shape))) / edges
         self.sigmas = np.array(per_axis("sigma", 0.0 if masks.sigma is None else masks.sigma, len(shape))) / edges
-        if (((np.array(shape) - 1) / self.radii) ** 2).sum() < 1:
-            raise ValueError(
-                f"`radius` {tuple(self.radii.tolist())}, in voxels, hides the whole image of spatial shape {shape} "
-                "from every centre, which cannot show where the evidence lies: use a smaller one"
-            )
         strides = tuple(max(1, round(each)) for each in step)
         self.centres = [np.arange(0, n, each) for n, each in zip(shape, strides, strict=True)]
         self.key = ("SlidingRadialMasks", tuple(self.radii.tolist()), strides, tuple(self.sigmas.tolist()), shape)

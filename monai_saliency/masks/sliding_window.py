@@ -14,8 +14,8 @@ from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing
 from monai_saliency.masks.sizes import check_sizes, check_unit, in_voxels
-from monai_saliency.masks.smooth import check_smooth, widths_of
-from monai_saliency.utils.arguments import instance, whole_number
+from monai_saliency.masks.smooth import averaged, grown, widths_of
+from monai_saliency.utils.arguments import finite_numbers, instance, whole_number
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.precision import exact_arithmetic
 from monai_saliency.utils.tensors import Box, to_device
@@ -25,7 +25,13 @@ _AFFORDABLE = 50
 
 
 class BoundBoxMasks(BoundMasks):
-    """Masks that each hide one box and keep the rest. A subclass implements :meth:`codes`."""
+    """Masks that each hide one box and keep the rest. A subclass implements :meth:`codes`.
+
+    Attributes:
+        smooth: the width in voxels over which an edge rises, one per spatial axis; empty where all edges are crisp.
+    """
+
+    smooth: tuple[float, ...] = ()
 
     @abstractmethod
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
@@ -38,6 +44,10 @@ class BoundBoxMasks(BoundMasks):
     @property
     def hides_boxes(self) -> bool:
         return not self.smooth
+
+    def _around(self, box: Box) -> Box:
+        """A box, and the voxels around it that change a mask with smooth edges inside it."""
+        return grown(box, self.smooth, self.spatial_shape) if self.smooth else box
 
     def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
         first, stop = self._inside(ids, self._around(box))
@@ -101,7 +111,8 @@ class SlidingWindowMasks(Masks):
         check_sizes(unit, window_size=window_size, stride=stride)
         self.window_size = window_size
         self.stride = stride
-        self.smooth = check_smooth(smooth)
+        finite_numbers("smooth", smooth, 0)
+        self.smooth = smooth
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         return BoundSlidingWindowMasks(self, image, spacing)
@@ -143,6 +154,10 @@ class BoundSlidingWindowMasks(BoundBoxMasks):
     def places(self, ids: Ids) -> list[int]:
         return list(range(len(ids)))
 
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
+        masks = super()._render_box(codes, self._around(box), device)
+        return 1 - averaged(1 - masks, box, self.smooth, self.spatial_shape) if self.smooth else masks
+
     def hidden_sum(self, ids: Ids, weights: Tensor) -> Tensor | None:
         """Windows lie on a grid, so that a sum over them is a product along each axis: not one step a window, which
         took longer on a GPU than a small network's forwards.
@@ -174,7 +189,6 @@ class MultiScaleWindowMasks(SlidingWindowMasks):
             level with the same windows as the level before is left out.
         stride: of the first level in ``unit``; by default half of each level's window.
         unit: as for :class:`~monai_saliency.masks.SlidingWindowMasks`.
-        smooth: as for :class:`~monai_saliency.masks.SlidingWindowMasks`.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) as for ``SlidingWindowMasks``.
@@ -196,9 +210,8 @@ class MultiScaleWindowMasks(SlidingWindowMasks):
         levels: int = 3,
         stride: float | Sequence[float] | None = None,
         unit: str = "voxel",
-        smooth: float | Sequence[float] = 0,
     ) -> None:
-        super().__init__(window_size, stride, unit, smooth)
+        super().__init__(window_size, stride, unit)
         self.levels = whole_number("levels", levels, 1)
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
@@ -206,7 +219,7 @@ class MultiScaleWindowMasks(SlidingWindowMasks):
         levels: list[BoundSlidingWindowMasks] = []
         for number in range(self.levels):
             stride = None if self.stride is None else self._divided(self.stride, 2**number)
-            masks = SlidingWindowMasks(self._divided(window, 2**number), stride, self.unit, self.smooth)
+            masks = SlidingWindowMasks(self._divided(window, 2**number), stride, self.unit)
             level = BoundSlidingWindowMasks(masks, image, spacing)
             if not levels or level.key != levels[-1].key:
                 levels.append(level)
@@ -223,7 +236,6 @@ class _BoundMultiScaleWindowMasks(BoundBoxMasks):
     def __init__(self, levels: list[BoundSlidingWindowMasks], image: Tensor) -> None:
         super().__init__(image)
         self.window_shapes = [level.window_shape for level in levels]
-        self.smooth = levels[0].smooth
         self.key = ("MultiScaleWindowMasks", *(level.key for level in levels))
         each = [level.codes(range(len(level))) for level in levels]
         self._codes = {name: np.concatenate([codes[name] for codes in each]) for name in ("first", "stop")}

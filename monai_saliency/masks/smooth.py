@@ -8,14 +8,8 @@ from typing import Any
 
 import torch
 
-from monai_saliency.utils.arguments import finite_numbers, per_axis
+from monai_saliency.utils.arguments import per_axis
 from monai_saliency.utils.tensors import Box
-
-
-def check_smooth(value: Any) -> Any:
-    """The width of an edge, as it was given."""
-    finite_numbers("smooth", value, 0)
-    return value
 
 
 def widths_of(smooth: Any, spatial_shape: Sequence[int]) -> tuple[float, ...]:

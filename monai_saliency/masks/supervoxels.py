@@ -24,7 +24,6 @@ class Supervoxels:
     Args:
         num_regions: approximate number of regions, at least 1. SLIC may return fewer or more.
         compactness: weight of distance against brightness. With higher values the regions become more alike in shape.
-        sigma: standard deviation of the Gaussian blur before SLIC, in mm where voxel sizes are known.
 
     Raises:
         ValueError: for settings out of range.
@@ -41,11 +40,10 @@ class Supervoxels:
 
     __repr__ = written
 
-    def __init__(self, num_regions: int = 100, compactness: float = 0.1, sigma: float = 0.0) -> None:
+    def __init__(self, num_regions: int = 100, compactness: float = 0.1) -> None:
         self.num_regions = whole_number("num_regions", num_regions, 1)
         positive_numbers("compactness", compactness)
         self.compactness = number("compactness", compactness)
-        self.sigma = number("sigma", sigma, 0)
 
     def __call__(self, image: Tensor, spacing: Spacing = None) -> Tensor:
         """Make the regions of one image."""
@@ -67,7 +65,6 @@ class Supervoxels:
             scaled,
             n_segments=count,
             compactness=self.compactness,
-            sigma=self.sigma,
             spacing=spacing,
             convert2lab=False,
             start_label=1,
@@ -99,7 +96,6 @@ class OrganSupervoxels(Supervoxels):
     Args:
         num_regions: approximate number of regions, at least 1; more where the label map has many small ones.
         compactness: as for :class:`Supervoxels`.
-        sigma: as for :class:`Supervoxels`.
 
     Raises:
         ValueError: for settings out of range, and (when called) without a label map.

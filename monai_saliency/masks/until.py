@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Masks, Observed, Search, Spacing
-from monai_saliency.utils.arguments import instance, number, whole_number
+from monai_saliency.utils.arguments import number, whole_number
 from monai_saliency.utils.precision import accumulation_dtype
 from monai_saliency.utils.tensors import correlation
 
@@ -56,7 +56,7 @@ class UntilMasks(Masks):
     """
 
     def __init__(self, masks: Masks, estimator: Any, until: float = 0.95, first: int | None = None) -> None:
-        self.masks = instance("masks", masks, Masks, "masks such as RISEMasks(4000)")
+        self.masks = masks
         most = getattr(getattr(masks, "masks", masks), "num_masks", None)  # channel masks: the number of their family
         if most is None:
             raise ValueError(

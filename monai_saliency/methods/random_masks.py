@@ -197,7 +197,7 @@ def mc_rise(
         seed: of the random masks.
         more_fills: fills in addition to ``fill``, which is the first one: each a number, one number per channel such as
             ``[[1, 0, 0], [0, 1, 0]]``, or a fill such as ``BlurFill()``.
-        form: ``"centred"``, or a published form for comparison: ``"debiased"`` or ``"xaitk"``, of the other sign
+        form: ``"centred"``, or the published form for comparison, ``"debiased"``, of the other sign
             (:class:`~monai_saliency.estimators.MCRISEScoring`).
         estimator: ``MCRISEScoring(p1, form)`` by default.
 

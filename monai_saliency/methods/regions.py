@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from monai_saliency.estimators.base import Estimator
@@ -33,7 +32,6 @@ def region_occlusion(
     per_channel: bool = False,
     until: float | None = None,
     budget: int | None = None,
-    smooth: float | Sequence[float] = 0,
     *,
     target: TargetLike = None,
     estimator: Estimator | None = None,
@@ -57,8 +55,6 @@ def region_occlusion(
         until: stop when the regions' values agree this well with the values of as many other random sets, see
             :func:`rise`. By default all sets are scored.
         budget: the largest number of random sets with ``until``, 4000 by default.
-        smooth: width in voxels over which the edge of a region rises, one number or one per axis; crisp by default.
-            With it, a map changes inside a region, near its edge.
         estimator: by default ``OcclusionScoring()``, or ``RISEScoring(p1)`` with ``num_coalitions``.
 
     Raises:
@@ -81,7 +77,7 @@ def region_occlusion(
     if until is not None and num_coalitions is None:
         raise ValueError("`until` needs random sets of regions: give `num_coalitions`, how many the first round has")
     makes = _regions(regions, num_supervoxels)
-    masks: Masks = RegionMasks(most_masks(num_coalitions, until, budget), p1, seed, makes, smooth)
+    masks: Masks = RegionMasks(most_masks(num_coalitions, until, budget), p1, seed, makes)
     if flag("per_channel", per_channel):
         masks = ChannelMasks(masks) if num_coalitions is None else IndependentChannelMasks(masks)
     estimator = estimator or (OcclusionScoring() if num_coalitions is None else RISEScoring(p1))

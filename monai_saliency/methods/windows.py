@@ -79,7 +79,6 @@ def multi_scale_window(
     stride: float | Sequence[float] | None = None,
     window_unit: str = "voxel",
     per_channel: bool = False,
-    smooth: float | Sequence[float] = 0,
     *,
     target: TargetLike = None,
     estimator: Estimator | None = None,
@@ -94,7 +93,6 @@ def multi_scale_window(
         stride: step between the largest windows, one number or one per axis; half of each window by default.
         window_unit: of both: ``"voxel"`` (of the network's input) or ``"mm"``.
         per_channel: hide one channel at a time, and make a map for each channel.
-        smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
         estimator: ``OcclusionScoring()`` by default.
 
     Example::
@@ -106,7 +104,7 @@ def multi_scale_window(
         >>> bool(saliency[0, 0, 5, 10] == saliency.max())
         True
     """
-    masks: Masks = MultiScaleWindowMasks(window_size, levels, stride, window_unit, smooth)
+    masks: Masks = MultiScaleWindowMasks(window_size, levels, stride, window_unit)
     masks = ChannelMasks(masks) if flag("per_channel", per_channel) else masks
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
 
@@ -150,7 +148,6 @@ def hierarchical_occlusion(
     levels: int = 4,
     keep: float = 0.08,
     window_unit: str = "voxel",
-    smooth: float | Sequence[float] = 0,
     regions: str | MakesRegions | None = None,
     *,
     target: TargetLike = None,
@@ -174,7 +171,6 @@ def hierarchical_occlusion(
         levels: how many sizes, each half as long as the one before.
         keep: share of a level's windows that is refined.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
-        smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
         regions: makes the regions of the first level from an image, such as ``Supervoxels(50)``; ``"label_map"`` for
             the regions of the case's label map. By default the first level is windows.
         estimator: ``HierarchicalScoring()`` by default.
@@ -195,10 +191,10 @@ def hierarchical_occlusion(
         raise ValueError(f"`regions` must be 'label_map' or a function of an image, got {regions!r}")
     cuts = sliding_inferer(settings.get("inferer"))
     if regions is None:
-        masks: Masks = HierarchicalMasks(window_size, levels, keep, window_unit, cuts, smooth)
+        masks: Masks = HierarchicalMasks(window_size, levels, keep, window_unit, cuts)
     else:
         makes = None if isinstance(regions, str) else regions
-        masks = RegionHierarchyMasks(makes, window_size, levels, keep, window_unit, cuts, smooth)
+        masks = RegionHierarchyMasks(makes, window_size, levels, keep, window_unit, cuts)
     return PerturbationInferer(masks, target, estimator or HierarchicalScoring(), **settings)
 
 
@@ -319,7 +315,6 @@ def sbsm(
     window_size: float | Sequence[float] | None = None,
     stride: float | Sequence[float] | None = None,
     window_unit: str = "voxel",
-    smooth: float | Sequence[float] = 0,
     *,
     target: TargetLike = None,
     estimator: Estimator | None = None,
@@ -335,7 +330,6 @@ def sbsm(
         window_size: edge of the hidden box, one number or one per axis; an eighth of each axis by default.
         stride: step from window to window, one number or one per axis; half of the window by default.
         window_unit: of both: ``"voxel"`` (of the network's input) or ``"mm"``.
-        smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
         target: which number is explained, best an :class:`~monai_saliency.EmbeddingSimilarity`.
         estimator: ``SimilarityScoring()`` by default.
 
@@ -348,5 +342,5 @@ def sbsm(
         >>> bool(saliency[0, 0, 0, 0] > saliency[0, 0, 0, 3] > 0)
         True
     """
-    masks = SlidingWindowMasks(window_size, stride, window_unit, smooth)
+    masks = SlidingWindowMasks(window_size, stride, window_unit)
     return PerturbationInferer(masks, target, estimator or SimilarityScoring(), **settings)

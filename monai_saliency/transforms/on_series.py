@@ -47,8 +47,6 @@ class OnSeries:
             raise AdviceError(f"the map must have the series' shape {(1, *volume.shape)}, got {(1, *turned.shape)}")
         if not np.allclose(turned_affine, grid, rtol=0, atol=1e-3):
             raise AdviceError("the map does not lie on the series' grid to 1e-3 mm: invert it first")
-        if not np.isfinite(turned).all():
-            raise AdviceError("the map has NaN or infinite values, which a Parametric Map cannot show")
         scan = np.ascontiguousarray(volume.numpy().transpose(2, 1, 0))
         frames = np.ascontiguousarray(turned.transpose(2, 1, 0))
         return OnSeries(slices, scan, frames, turn, nib.aff2axcodes(grid, _TOWARDS)[:2])

@@ -70,7 +70,7 @@ class SaveDicomd(MapTransform):
     Raises:
         OptionalImportError: when highdicom is not installed. It gives the pip command.
         ValueError: when ``scale`` is not a number above 0, or ``dicom_seg`` not in (0, 1].
-        CaseError: when called, if the map does not lie on the series' grid, or is not finite.
+        CaseError: when called, if the map does not lie on the series' grid.
 
     Example::
 
@@ -184,8 +184,8 @@ def save_parametric_map(
         label: what the map shows, at most 64 characters.
 
     Raises:
-        AdviceError: when the series is refused, as by :func:`monai_saliency.storage.dicom.sorted_series`, when the map
-            does not lie on its grid to 1e-3 mm, or has NaN or infinite values.
+        AdviceError: when the series is refused, as by :func:`monai_saliency.storage.dicom.sorted_series`, or the map
+            does not lie on its grid to 1e-3 mm.
         OutputError: when the file cannot be written.
         OptionalImportError: when highdicom is not installed. It gives the pip command.
     """

@@ -94,8 +94,6 @@ def _roi_size(inferer: SlidingWindowInferer, shape: tuple[int, ...]) -> tuple[in
     roi_size = inferer.roi_size
     if isinstance(inferer, SliceInferer):
         roi_size = list(inferer.orig_roi_size)
-        if len(shape) != 3 or len(roi_size) != 2 or inferer.spatial_dim > 2:
-            raise ValueError(f"SliceInferer needs a 3D image and a 2D `roi_size`, got {shape} and {roi_size}")
         roi_size.insert(inferer.spatial_dim, 1)
     return tuple(int(size) for size in fall_back_tuple(ensure_tuple_rep(roi_size, len(shape)), shape))
 
@@ -107,8 +105,6 @@ def _cuts(
     if hasattr(inferer, "starts"):
         return _cuts_from(inferer.starts(padded), roi_size)
     overlap = ensure_tuple_rep(inferer.overlap, len(padded))
-    if not all(0 <= share < 1 for share in overlap):
-        raise ValueError(f"`overlap` must be in [0, 1), got {overlap}")
     steps = scan_interval(padded, roi_size, len(padded), overlap)
     return steps, list(dense_patch_slices(padded, roi_size, steps))
 

@@ -12,8 +12,6 @@ from smqtk_core.configuration import Configurable
 def tensor_of(image: np.ndarray, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
     """An image ``(H, W)`` or ``(H, W, C)`` as a tensor ``(C, H, W)``."""
     image = np.asarray(image)
-    if image.ndim not in (2, 3):
-        raise ValueError(f"an image has the axes (H, W) or (H, W, C), got shape {image.shape}")
     return real_tensor(image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0)).to(device, dtype, copy=True)
 
 

@@ -21,7 +21,7 @@ class ConfidenceScoring(Estimator):
         generator: makes maps of confidences; xaitk-saliency scales its maps to [-1, 1].
 
     Raises:
-        ValueError: for another object, and (from ``compute``) when channels have masks of their own, for volumes, and
+        ValueError: for another object, and (from ``compute``) when channels have masks of their own, and
             when it makes maps of another shape or with NaN.
 
     Example::
@@ -46,11 +46,9 @@ class ConfidenceScoring(Estimator):
         return getattr(self.generator, "p1", None)
 
     def check(self, masks: BoundMasks) -> None:
-        name = type(self.generator).__name__
         if masks.channels is not None:
+            name = type(self.generator).__name__
             raise ValueError(f"{name} reads one mask for all channels, and here each channel has its own")
-        if len(masks.spatial_shape) != 2:
-            raise ValueError(f"{name} makes maps of 2D images, got {masks.spatial_shape}")
 
     def compute(self, observed: Observed) -> torch.Tensor:
         masks = observed.masks

@@ -13,7 +13,7 @@ from smqtk_classifier.interfaces.classify_image import ClassifyImage
 from monai_saliency.inferers.forward import evaluating
 from monai_saliency.networks.outputs import OutputPath, read
 from monai_saliency.targets.base import ACTIVATIONS, to_float
-from monai_saliency.utils.arguments import callable_network, check_option, instance, whole_number
+from monai_saliency.utils.arguments import callable_network, check_option, whole_number
 from monai_saliency.utils.tensors import shape_in_words
 from monai_saliency.xaitk.arrays import Unconfigured, tensor_of
 
@@ -56,9 +56,9 @@ class Classifier(Unconfigured, ClassifyImage):
         output: OutputPath | None = None,
     ) -> None:
         self.network = callable_network(network)
-        self.labels = _names(labels)
+        self.labels = list(range(labels) if isinstance(labels, int) else labels)
         self.activation = check_option("activation", activation, list(ACTIVATIONS))
-        self.transform = instance("transform", transform, (), "a function of batches", function=True, none=True)
+        self.transform = transform
         self.batch_size = whole_number("batch_size", batch_size, 1)
         first = next(network.parameters(), None) if isinstance(network, torch.nn.Module) else None
         self.device = torch.device(device) if device is not None else getattr(first, "device", None)
@@ -88,15 +88,3 @@ class Classifier(Unconfigured, ClassifyImage):
             raise ValueError(f"the network must give (B, {count}), one column per label, got {shape_in_words(output)}")
         confidences: list[list[float]] = ACTIVATIONS[self.activation](to_float(output)).tolist()
         return confidences
-
-
-def _names(given: int | Sequence[Hashable]) -> list[Hashable]:
-    """The names of classes, or as many numbers from 0."""
-    if isinstance(given, (str, bool)) or not isinstance(given, (int, Sequence)):
-        raise ValueError(f"`labels` must be names of classes, or their number, got {given!r}")
-    if isinstance(given, int):
-        return list(range(whole_number("labels", given, 1)))
-    names = list(given)
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"`labels` must be different names, at least one, got {names}")
-    return names

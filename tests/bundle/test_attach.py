@@ -340,7 +340,6 @@ def test_a_plain_loop_gets_the_evaluators_maps(kind: str, loader: Callable[[int]
 @pytest.mark.parametrize(
     ("module", "settings", "match"),
     [
-        (lambda: "network", {}, "`evaluator` must be a MONAI evaluator or the network of a loop"),
         (lambda: SupervisedEvaluator(torch.device("cpu"), [], Scaled()), {"loader": []}, "an evaluator has its own"),
         (lambda: Scaled(), {"method": "rice"}, r"`method` must be one of \["),
         (lambda: Scaled(), {"target": "predicted"}, r"`target` must be 'auto' or a target, got 'predicted'"),

@@ -241,7 +241,7 @@ def test_organs_and_modalities(tmp_path: Path) -> None:
         ("imagesTs/s1", "1"),
     ]
     assert {row["forwards"] for row in rows} == {str(1 + 2 * 2)}
-    saliency, label = saved_map(tmp_path / "out"), saved_label(folder)
+    saliency, label = saved_map(tmp_path / "out"), np.asarray(nib.load(folder / "labelsTs" / "s0.nii.gz").dataobj)
     assert saliency.shape == (12, 13, 14, 2)
     assert np.all(saliency[label == 0] == 0)
     check_regions(tmp_path / "out" / "regions.csv", saliency, label)
@@ -261,10 +261,6 @@ def test_organs_and_modalities(tmp_path: Path) -> None:
 
 def saved_map(out: Path) -> np.ndarray:
     return nib.load(out / "imagesTs" / "s0_saliency.nii.gz").get_fdata()
-
-
-def saved_label(folder: Path) -> np.ndarray:
-    return np.asarray(nib.load(folder / "labelsTs" / "s0.nii.gz").dataobj)
 
 
 def check_regions(path: Path, saliency: np.ndarray, label: np.ndarray) -> None:

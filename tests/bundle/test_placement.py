@@ -71,7 +71,6 @@ def test_files_of_one_name_elsewhere_get_names_of_their_own(tmp_path: Path) -> N
         (["frame.png", "frame.jpg"], ["frame.png", "frame.jpg"]),
         # Folders of DICOM slices, whose last number looks like a suffix.
         (["1.2.113", "1.2.114"], ["1.2.113", "1.2.114"]),
-        (["frame.png", "frame.jpg", "frame.png.nii"], ["frame.png-1870aaba", "frame.jpg", "frame.png"]),
     ],
 )
 @pytest.mark.parametrize("listed", [True, False])

@@ -135,10 +135,5 @@ def test_names_of_folders(tmp_path: Path) -> None:
 
 
 def test_errors_say_what_to_do(sweep: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere is not a folder: give the folder with"):
-        gather(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="holds no settings: folders named id=value,id=value"):
         gather(sweep / "logs")
-    (sweep / "method=sliding_window" / "s0_saliency.nii.gz").write_bytes(b"half")
-    with pytest.raises(ValueError, match=r"s0_saliency\.nii\.gz is not a readable map"):
-        gather(sweep)

@@ -247,16 +247,13 @@ def test_checksums(cohort: Path, computed: Any) -> None:
     assert computed() == {}
 
 
-def random_pipeline() -> mt.Compose:
-    return preprocessing(mt.RandGaussianNoised("image", prob=1.0), mt.Compose([mt.RandFlipd("image", prob=0.5)]))
-
-
 @pytest.mark.parametrize("cache", ["memory", "window"])
 def test_random_transforms_stay_random(cohort: Path, cache: str, computed: Any) -> None:
     """They draw anew at each read, as without a cache, to the bit."""
     reads = []
     for kind in ("none", cache):
-        items = dataset(cohort, kind, random_pipeline().set_random_state(3))
+        steps = preprocessing(mt.RandGaussianNoised("image", prob=1.0), mt.Compose([mt.RandFlipd("image", prob=0.5)]))
+        items = dataset(cohort, kind, steps.set_random_state(3))
         reads.append([items[i]["image"].as_tensor() for _ in range(2) for i in range(4)])
     assert all(torch.equal(a, b) for a, b in zip(*reads, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(reads[1][:4], reads[1][4:], strict=True))

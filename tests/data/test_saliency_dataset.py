@@ -91,13 +91,6 @@ def dataset(
     )
 
 
-def write_cohort(folder: Path) -> Path:
-    folder.mkdir()
-    for number, name in enumerate("abc"):
-        scan(folder / f"{name}.nii.gz", number + 1)
-    return folder
-
-
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, int]]:
     """Scans preprocessed and scans explained since the last question."""
@@ -114,7 +107,11 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[
 
 @pytest.fixture
 def cohort(tmp_path: Path, notes: Any) -> Path:
-    return write_cohort(tmp_path / "cohort")
+    folder = tmp_path / "cohort"
+    folder.mkdir()
+    for number, name in enumerate("abc"):
+        scan(folder / f"{name}.nii.gz", number + 1)
+    return folder
 
 
 @pytest.mark.parametrize(

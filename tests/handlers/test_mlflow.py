@@ -73,10 +73,6 @@ def runs(folder: Path) -> list[Run]:
     return client(folder).search_runs(experiment.experiment_id, order_by=["attributes.start_time"])
 
 
-def figures_of(recorded: Run) -> dict[str, float]:
-    return {name: value for name, value in recorded.data.metrics.items() if not name.startswith("case/")}
-
-
 def artifacts(folder: Path, recorded: Run, below: str | None = None) -> list[str]:
     found = []
     for each in client(folder).list_artifacts(recorded.info.run_id, below):
@@ -137,7 +133,7 @@ def check_figures(recorded: Run, rows: list[dict[str, str]]) -> None:
     noisy = [row for row in rows if is_noise(row)]
     if noisy:
         expected["maps_of_noise"] = len(noisy)
-    assert figures_of(recorded) == expected
+    assert {name: value for name, value in recorded.data.metrics.items() if not name.startswith("case/")} == expected
 
 
 def check_history(recorded: Run, rows: list[dict[str, str]], out: Path) -> None:

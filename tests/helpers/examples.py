@@ -112,14 +112,12 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     "patch_windows": [lambda dims: {"inferer": WholeImages([4] * dims), "patch_memory": False}],
     "hierarchical_occlusion": [
         lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2},
-        lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2, "smooth": 2},
         lambda dims: {"window_size": 4, "levels": 3, "keep": 0.4, "regions": quarters},
     ],
     "focused_rise": [lambda dims: {"num_masks": 24, "p1": 0.4}, lambda dims: {"num_masks": 40, "seed": 3}],
     "region_occlusion": [
         lambda dims: {"regions": quarters},
         lambda dims: {"regions": quarters, "num_coalitions": 12, "p1": 0.4},
-        lambda dims: {"regions": quarters, "smooth": 3},
         lambda dims: {"regions": quarters, "num_coalitions": 12, "per_channel": True},
     ],
     "channel_occlusion": [lambda dims: {}],

@@ -235,19 +235,18 @@ def moments(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([x.mean((1, 2, 3)), (x**2).mean((1, 2, 3))], 1)
 
 
-@pytest.mark.parametrize("name", ["the image", "met case b", "further inputs"])
+@pytest.mark.parametrize("name", ["the image", "further inputs"])
 def test_parts_of_another_thing_with_equal_scores_are_refused(name: str, image: torch.Tensor) -> None:
     """The unperturbed image scores the same."""
 
     def part(index: int, changed: str) -> Any:
         given = image.flip(-1) if changed == "the image" else image
-        case = ms.Case("b" if changed == "met case b" else "a")
         further = torch.full((1,), float(changed == "further inputs"))
         how = ms.rise(MASKS, 3, target=ms.ClassScore([0], "none"), mask_batch_size=5)
-        return how.score(given + 1, lambda x, further: moments(x), further, cases=[case], part=Part(index, 2))
+        return how.score(given + 1, lambda x, further: moments(x), further, part=Part(index, 2))
 
     merged([part(0, ""), part(1, "")])
-    with pytest.raises(ValueError, match=f"differ in {name}|{name}$"):
+    with pytest.raises(ValueError, match=f"differ in {name}"):
         merged([part(0, ""), part(1, name)])
 
 

@@ -68,11 +68,6 @@ def test_a_logit_can_move_as_far_as_any_mask_moves_it(left: float) -> None:
     assert_close(found.fill_leaves, left, scale=1, within=SINGLE)
 
 
-def test_a_network_that_ignores_the_image_has_no_fill() -> None:
-    found = explained(RegressionScore(), lambda images: images.new_ones(len(images), 1))
-    assert found.fill_leaves.tolist() == [1.0]
-
-
 def test_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "monai_saliency"):
         found = explained(ClassScore([1], "softmax"), share(0.9))

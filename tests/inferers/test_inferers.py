@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import monai_saliency as ms
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError, SettingError
+from monai_saliency.errors import CaseError
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.fills.simple import BlurFill, ConstantFill
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -49,14 +49,11 @@ class Recorder:
         return torch.cat(self.batches)[:count]
 
 
-def unet(dims: int) -> UNet:
+def tiny_unet_case(dims: int) -> tuple[UNet, torch.Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return UNet(dims, 1, 2, channels=(4, 8), strides=(2,)).eval()
-
-
-def tiny_unet_case(dims: int) -> tuple[UNet, torch.Tensor]:
-    return unet(dims), images(1, 1, *((20, 14), (12, 14, 10))[dims - 2])
+        network = UNet(dims, 1, 2, channels=(4, 8), strides=(2,)).eval()
+    return network, images(1, 1, *((20, 14), (12, 14, 10))[dims - 2])
 
 
 class Seen:
@@ -330,14 +327,6 @@ class TestErrors:
     def test_output_without_a_batch_axis(self, network: Callable[..., torch.Tensor]) -> None:
         with pytest.raises(CaseError, match=r"case image 0 of the batch: .*batch of 5 images; its first axis"):
             rise(4, 2, target=LOGIT)(images(1, 1, 9, 8), network)
-
-    def test_dictionary_output(self) -> None:
-        with pytest.raises(SettingError, match=r"ClassScore reads a tensor, .* a dict"):
-            rise(4, 2, target=LOGIT)(images(1, 1, 9, 8), lambda x: {"logits": x})
-
-    def test_integer_images(self) -> None:
-        with pytest.raises(TypeError, match=r"`inputs` must be floating point, got torch.int16: scale"):
-            rise(4, target=LOGIT)(torch.zeros(1, 1, 9, 8, dtype=torch.int16), Network())
 
     def test_settings_that_do_not_fit_name_the_case(self) -> None:
         with pytest.raises(CaseError, match=r"case ct_2: `window_size` .* is larger than"):

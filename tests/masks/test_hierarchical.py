@@ -28,32 +28,20 @@ def boxes(bound: BoundMasks, ids: Any) -> list[Any]:
     return [tuple((side.start, side.stop) for side in box) for box in bound.changed_boxes(ids) or ()]
 
 
-def weighted(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: (x[:, 0] * weight).flatten(1).sum(1, keepdim=True)
-
-
-def hidden_by(box: Any, shape: tuple[int, ...], width: float) -> np.ndarray:
-    """How far a window hides each voxel: the part of a line of ``width`` around the voxel that lies in it, along each
-    axis, where a side at the image's border reaches on beyond it.
-    """
-    found = np.ones(shape)
-    for axis, ((first, stop), size) in enumerate(zip(box, shape, strict=True)):
-        low, high = first if first > 0 else -np.inf, stop if stop < size else np.inf
-        along = []
-        for voxel in range(size):
-            left, right = voxel + 0.5 - width / 2, voxel + 0.5 + width / 2
-            along.append(max(0.0, min(right, high) - max(left, low)) / width)
-        found *= np.reshape(along, [-1 if a == axis else 1 for a in range(len(shape))])
+def hidden_by(box: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """1 for each voxel that a window hides."""
+    found = np.zeros(shape)
+    found[tuple(slice(first, stop) for first, stop in box)] = 1
     return found
 
 
-def slow(weight: np.ndarray, window: int, levels: int, keep: float, width: float = 1) -> tuple[np.ndarray, set[Any]]:
-    """The map and the windows by the text, for ``sum(weight * image)`` of ones; an edge rises over ``width`` voxels."""
+def slow(weight: np.ndarray, window: int, levels: int, keep: float) -> tuple[np.ndarray, set[Any]]:
+    """The map and the windows by the text, for ``sum(weight * image)`` of ones."""
     sides = [[(a, min(a + window, n)) for a in range(0, n, window)] for n in weight.shape]
     level: list[Any] = list(itertools.product(*sides))
     found, windows = np.zeros(weight.shape), set()
     for number in range(levels):
-        hidden = {box: hidden_by(box, weight.shape, width) for box in level}
+        hidden = {box: hidden_by(box, weight.shape) for box in level}
         drops = {box: float((weight * hidden[box]).sum()) for box in level}
         windows |= set(level)
         for box, drop in drops.items():
@@ -81,7 +69,7 @@ def test_the_slow_reference(shape: tuple[int, ...], window: int, levels: int, ke
     expected, windows = zip(*(slow(weight, window, levels, keep) for weight in weights), strict=True)
 
     def network(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([weighted(torch.from_numpy(weight))(x) for weight in weights], dim=1)
+        return torch.cat([(x * torch.from_numpy(each)).flatten(1).sum(1, keepdim=True) for each in weights], dim=1)
 
     for classes in ([0], [2, 0, 1]):
         target = ms.ClassScore(classes, "none")
@@ -91,17 +79,6 @@ def test_the_slow_reference(shape: tuple[int, ...], window: int, levels: int, ke
         count = len(set.union(*(windows[each] for each in classes)))
         assert len(found.scores) == count
         assert found.num_forwards == count + 1
-
-
-@pytest.mark.parametrize("shape", [(17, 9), (9, 7, 5)])
-@pytest.mark.parametrize("width", [2, 2.5, 5])
-def test_smooth_edges_and_the_slow_reference(shape: tuple[int, ...], width: float) -> None:
-    weight = np.random.default_rng(1).normal(size=shape)
-    expected, windows = slow(weight, 4, 3, 0.3, width)
-    explain = ms.hierarchical_occlusion(4, 3, 0.3, smooth=width, target=LOGIT, mask_batch_size=7)
-    (found,) = explain.explain(torch.ones(1, 1, *shape).double(), weighted(torch.from_numpy(weight)))
-    assert_close(found.saliency[0].numpy(), expected)
-    assert len(found.scores) == len(windows)
 
 
 def test_what_does_not_let_the_score_fall_is_not_refined() -> None:
@@ -231,9 +208,8 @@ def test_errors() -> None:
         bind_regions(keep=0.2).key,
         bind_regions(levels=2).key,
         bind_regions(LABELS + 1).key,
-        bind_regions(smooth=2).key,
     }
-    assert len(keys) == 5
+    assert len(keys) == 4
     assert bind_regions().key == bind_regions().key
 
 

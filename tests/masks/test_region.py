@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.masks import bind, boxes_of_regions, everything
+from helpers.masks import bind, everything
 from helpers.searches import driven
 from helpers.tolerances import MASKS, assert_close
 from monai.inferers import SlidingWindowInferer
@@ -73,10 +73,6 @@ def slow_average(hidden: np.ndarray, widths: tuple[float, ...]) -> np.ndarray:
     return found
 
 
-def line(masks: Any, size: int = 10, **kwargs: Any) -> Any:
-    return masks.bind(torch.zeros(1, 1, size, dtype=torch.float64), **kwargs)
-
-
 @pytest.mark.parametrize(
     ("width", "expected"),
     [
@@ -88,22 +84,17 @@ def line(masks: Any, size: int = 10, **kwargs: Any) -> Any:
     ],
 )
 def test_a_window_by_hand(width: float, expected: list[float]) -> None:
-    windows = line(SlidingWindowMasks((1, 4), (1, 4), smooth=(0, width)))
+    windows = bind(SlidingWindowMasks((1, 4), (1, 4), smooth=(0, width)), 1, 10, dtype=torch.float64)
     (index,) = [i for i, first in enumerate(windows.codes(range(3))["first"][:, 1]) if first == 3]
     # Windows begin at -1, 3 and 7: the one at 3 is moved by a voxel to where it is written above.
     rolled = windows.render([index])[0, 0, 0].roll(1)
     assert_close(rolled[1:], expected[1:])
-    labels = torch.tensor([[[0, 0, 0, 0, 1, 1, 1, 1, 0, 0]]])
-    regions = line(RegionMasks(smooth=(0, width)), labels=labels)
-    assert_close(regions.render([0])[0, 0, 0], expected, within=MASKS)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("kind", ["windows", "regions"])
-def test_the_slow_average(kind: str, width: Any) -> None:
-    args: Any = {"window_size": (4, 3), "stride": 3} if kind == "windows" else {"regions": boxes_of_regions}
-    masks: Any = SlidingWindowMasks if kind == "windows" else RegionMasks
-    crisp, smooth = everything(bind(masks(**args), 9, 8)), everything(bind(masks(**args, smooth=width), 9, 8))
+def test_the_slow_average(width: Any) -> None:
+    crisp = everything(bind(SlidingWindowMasks((4, 3), 3), 9, 8))
+    smooth = everything(bind(SlidingWindowMasks((4, 3), 3, smooth=width), 9, 8))
     widths = tuple(np.broadcast_to(width, 2).tolist())
     for hard, soft in zip(crisp, smooth, strict=True):
         expected = 1 - slow_average(1 - hard, widths)

@@ -133,8 +133,8 @@ class TestOrganSupervoxels:
         image = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
         labels = torch.zeros(1, *shape, dtype=torch.int64)
         labels[:, 2:9, 3:9], labels[:, 10, 1] = 7, 4  # a large organ, and one of a voxel or a line of them
-        for num_regions, sigma in ((12, 0.0), (40, 0.5)):
-            make = ms.OrganSupervoxels(num_regions, compactness=1.0, sigma=sigma)
+        for num_regions in (12, 40):
+            make = ms.OrganSupervoxels(num_regions, compactness=1.0)
             found = make(image, (1.0,) * len(shape), labels)
             assert found.shape == labels.shape
             assert found.unique().tolist() == list(range(1, int(found.max()) + 1))

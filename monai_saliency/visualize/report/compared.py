@@ -86,10 +86,8 @@ class Runs:
 
     def __init__(self, folders: Sequence[str | Path]) -> None:
         paths = [Path(folder).resolve() for folder in folders]
-        if len(paths) < 2 or len(set(paths)) < len(paths):
-            raise ValueError(
-                f"give the output folders of two runs or more, each once, got {', '.join(map(str, folders))}"
-            )
+        if len(set(paths)) < len(paths):
+            raise ValueError(f"give the output folders of several runs, each once, got {', '.join(map(str, folders))}")
         self.names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
         self.cohorts = [read_cohort(folder) for folder in folders]
         self.scales = Cohort([case for cohort in self.cohorts for case in cohort.cases]).scales
