@@ -90,6 +90,11 @@ def attach_to(
             "evaluator with one of each, such as SupervisedEvaluator (--saliency_evaluator names the id of another "
             "one). Explain the members of an ensemble one by one, or make one network of them"
         )
+    if type(evaluator.network).__name__ == "ModelnnUNetWrapper":
+        raise ValueError(
+            "MONAI's wrapper of nnU-Net gives labels, which show no gradual change: explain the model's own folder by "
+            "our bundle with the overlay `nnunet`"
+        )
     for event, function in event_handlers(evaluator):
         if isinstance(getattr(function, "__self__", function), SaliencyHandler):  # as our own bundle has one
             evaluator.remove_event_handler(function, event)

@@ -72,7 +72,7 @@ def find_cases(
         - ``channels``: the number of channels of the scan.
 
     Raises:
-        FileNotFoundError: when the folder is missing.
+        FileNotFoundError: when the folder or all of its scans are missing.
         ValueError: when a folder cannot be read, when the folder or list holds no scan, when a folder has no
             ``dataset.json`` and lies in ``exclude``, when the list cannot be read, or when a BIDS dataset has scans of
             several suffixes and ``section`` does not choose one.
@@ -107,6 +107,8 @@ def find_cases(
             f"no scan found in {where}: it must hold *.nii.gz or *.nii files, scans of other formats, a dataset.json "
             "that lists some, or pictures, which are explained with --spatial_dims 2"
         )
+    if not any(os.path.exists(scan.images[0]) for scan in scans):
+        raise FileNotFoundError(f"none of the {len(scans)} scans of {where} exists: {_missing(scans[0].images[0])}")
     for scan in scans:
         check_readers(scan.images if scan.label is None else [*scan.images, scan.label])
     ids = CaseIds(listing.parent, [scan.images[0] for scan in scans if not scan.name])

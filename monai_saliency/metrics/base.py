@@ -19,7 +19,7 @@ from monai_saliency.inferers.cohort_explainer import Keeper
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.targets.base import Quantity, to_float
-from monai_saliency.utils.arguments import callable_network
+from monai_saliency.utils.arguments import callable_network, check_option
 from monai_saliency.utils.monai_private import BatchMetric
 from monai_saliency.utils.tensors import check_labels, plain, shape_in_words
 
@@ -31,11 +31,19 @@ class SaliencyMetric(BatchMetric):
     ``reset`` begins anew. Batches are tensors ``(B, K, *spatial)`` or lists of channel-first items. A value that
     cannot be measured, such as for a case with an empty label, is NaN and left out of the mean.
 
+    Args:
+        reduction: how :meth:`aggregate` reduces cases and maps, as MONAI's metrics do: ``"mean"``, ``"sum"``,
+            ``"mean_batch"``, ``"sum_batch"``, ``"mean_channel"``, ``"sum_channel"`` or ``"none"``.
+
     Attributes:
         higher_is_better: the direction of the metric.
     """
 
     higher_is_better: bool = True
+
+    def __init__(self, reduction: MetricReduction | str = "mean") -> None:
+        super().__init__()
+        self.reduction = check_option("reduction", getattr(reduction, "value", reduction), [*MetricReduction])
 
     @abstractmethod
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
@@ -49,12 +57,8 @@ class SaliencyMetric(BatchMetric):
             ``(B, K)``, on the maps' device.
         """
 
-    def aggregate(self, reduction: MetricReduction | str = "mean") -> torch.Tensor:
-        """Reduce the numbers of all batches since the last reset.
-
-        Args:
-            reduction: how cases and maps are reduced, as MONAI's metrics do it: ``"mean"``, ``"sum"``,
-                ``"mean_batch"``, ``"sum_batch"``, ``"mean_channel"``, ``"sum_channel"`` or ``"none"``.
+    def aggregate(self, reduction: MetricReduction | str | None = None) -> torch.Tensor:
+        """Reduce the numbers of all batches since the last reset, by the class's ``reduction`` or another.
 
         Returns:
             the reduced numbers, NaN where all of them are.
@@ -65,6 +69,7 @@ class SaliencyMetric(BatchMetric):
         values = self.get_buffer()
         if not isinstance(values, torch.Tensor):
             raise ValueError(f"{type(self).__name__} has measured no map yet: call it with maps first")
+        reduction = reduction or self.reduction
         result, not_nans = do_metric_reduction(values, reduction)
         if reduction == MetricReduction.NONE:
             return result
@@ -137,6 +142,7 @@ class NetworkMetric(SaliencyMetric):
         inferer: what made the maps, such as ``rise(target=...)``. Another fill: ``inferer.replace(fill=BlurFill())``.
         network: any callable on images.
         keeper: finds scores on disk, which are not computed again; by default none are kept.
+        **options: ``reduction``, as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Attributes:
         num_forwards: the forwards that :meth:`score` has spent so far, counted as
@@ -147,8 +153,10 @@ class NetworkMetric(SaliencyMetric):
             belong together.
     """
 
-    def __init__(self, inferer: PerturbationInferer, network: Callable[..., Any], keeper: Keeper | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self, inferer: PerturbationInferer, network: Callable[..., Any], keeper: Keeper | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
         self.keeper = keeper or Keeper()
         # Ranks measure cases of their own, so none waits for another.
         self.inferer = explaining(inferer).replace(progress=False, sharing=None)
@@ -169,7 +177,7 @@ class NetworkMetric(SaliencyMetric):
     ) -> list[list[OneMap]]:
         """The K maps of each of B cases, with their image; ``cases`` are known by the images' meta data otherwise."""
         maps = checked_maps(y_pred)
-        if not isinstance(y, torch.Tensor):
+        if not isinstance(y, torch.Tensor) or y.ndim != maps.ndim:
             raise ValueError(f"`y` must be the images (B, C, *spatial) that the maps explain, got {shape_in_words(y)}")
         check_one_grid(maps, y)
         if cases is None:
@@ -188,6 +196,8 @@ class NetworkMetric(SaliencyMetric):
         self.num_forwards += state.num_forwards
         scored = state.scored()
         scores, reference = scored.scores.double(), scored.reference_scores.double()
+        if state.masks.channels is not None:
+            raise ValueError(f"`masks` must hide all channels alike for {type(self).__name__}: use the masks inside")
         if len(reference) not in (1, one.num_maps):
             raise ValueError(
                 f"case {one.case.name} has {one.num_maps} maps and the target explains {len(reference)} values: give "

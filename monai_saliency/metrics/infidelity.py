@@ -23,7 +23,7 @@ class Infidelity(NetworkMetric):
     masks of ``(beta * sum((1 - M) * S) - (f0 - f)) ** 2``. Our maps say what hiding a voxel takes from the score, so
     the perturbation counts as the share that is hidden (captum's attributions that are multiplied by the input).
 
-    For ``inferer`` and ``network`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
+    For ``inferer``, ``network`` and ``options`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Args:
         masks: which perturbed images; by default ``RISEMasks(200, seed=1)``. Take another seed than the maps have.
@@ -49,8 +49,9 @@ class Infidelity(NetworkMetric):
         network: Callable[..., Any],
         masks: Masks | None = None,
         normalize: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(inferer, network)
+        super().__init__(inferer, network, **options)
         instance("masks", masks, Masks, "masks such as RISEMasks(200)", none=True)
         self.masks = RISEMasks(200, seed=1) if masks is None else masks
         self.normalize = flag("normalize", normalize)

@@ -19,8 +19,8 @@ from monai_saliency.utils.arguments import instance, whole_number
 class _AgainstOthers(NetworkMetric):
     """Compares the K maps of a case with those that other inferers, or another network, give for it."""
 
-    def __init__(self, inferer: PerturbationInferer, network: Callable[..., Any]) -> None:
-        super().__init__(inferer, network)
+    def __init__(self, inferer: PerturbationInferer, network: Callable[..., Any], **options: Any) -> None:
+        super().__init__(inferer, network, **options)
         self.inferers = [self.inferer]
 
     def against(self, maps: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ class Repeatability(_AgainstOthers):
 
     Repeatable is not right: a method that always shows the middle of the scan repeats perfectly.
 
-    For ``network`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
+    For ``network`` and ``options`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Args:
         inferer: what made the maps. Its masks must have a seed.
@@ -70,8 +70,10 @@ class Repeatability(_AgainstOthers):
         True
     """
 
-    def __init__(self, inferer: PerturbationInferer, network: Callable[..., Any], seed: int = 1) -> None:
-        super().__init__(inferer, network)
+    def __init__(
+        self, inferer: PerturbationInferer, network: Callable[..., Any], seed: int = 1, **options: Any
+    ) -> None:
+        super().__init__(inferer, network, **options)
         masks = _with_seed(self.inferer.masks, whole_number("seed", seed, 0))
         self.inferers = [self.inferer.replace(masks=masks)]
 
@@ -82,7 +84,7 @@ class FillAgreement(_AgainstOthers):
 
     Where it is low, the map shows what the fill brings in as much as what the scan holds.
 
-    For ``inferer`` and ``network`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
+    For ``inferer``, ``network`` and ``options`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Args:
         fills: other fills, at least one, such as ``[MeanFill(), BlurFill()]``.
@@ -93,8 +95,9 @@ class FillAgreement(_AgainstOthers):
         inferer: PerturbationInferer,
         network: Callable[..., Any],
         fills: Sequence[Callable[[torch.Tensor], torch.Tensor] | CaseFill],
+        **options: Any,
     ) -> None:
-        super().__init__(inferer, network)
+        super().__init__(inferer, network, **options)
         self.inferers = [self.inferer.replace(fill=fill) for fill in fills]
 
 
@@ -109,6 +112,7 @@ class ParameterRandomisation(_AgainstOthers):
         network: the module that was explained. A deep copy is randomised (:func:`randomised`), the network itself is
             left as it is.
         seed: of the random parameters.
+        **options: as for :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Attributes:
         randomised: the randomised copy.
@@ -128,9 +132,9 @@ class ParameterRandomisation(_AgainstOthers):
 
     higher_is_better = False
 
-    def __init__(self, inferer: PerturbationInferer, network: torch.nn.Module, seed: int = 0) -> None:
+    def __init__(self, inferer: PerturbationInferer, network: torch.nn.Module, seed: int = 0, **options: Any) -> None:
         self.randomised = randomised(network, seed)
-        super().__init__(inferer, self.randomised)
+        super().__init__(inferer, self.randomised, **options)
 
     def against(self, maps: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         return resemblance(maps, others)

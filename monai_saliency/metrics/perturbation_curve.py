@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.inferers.cohort_explainer import Keeper
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.order import OrderMasks
 from monai_saliency.metrics.base import NetworkMetric, OneMap
@@ -44,9 +43,9 @@ class _Curve(NetworkMetric):
         inferer: PerturbationInferer,
         network: Callable[..., Any],
         steps: int = 20,
-        keeper: Keeper | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(inferer, network, keeper)
+        super().__init__(inferer, network, **options)
         self.steps = whole_number("steps", steps, 1)
 
     def curves(
@@ -83,7 +82,7 @@ class Deletion(_Curve):
     Deletion also rewards maps that destroy the image's structure early: compare with the controls
     (:func:`~monai_saliency.metrics.control_maps.with_controls`).
 
-    For ``inferer`` and ``network`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
+    For ``inferer``, ``network`` and ``options`` see :class:`~monai_saliency.metrics.base.NetworkMetric`.
 
     Args:
         steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.

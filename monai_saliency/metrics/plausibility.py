@@ -84,8 +84,8 @@ class Leakage(SaliencyMetric):
 
     higher_is_better = False
 
-    def __init__(self, top: float | None = None) -> None:
-        super().__init__()
+    def __init__(self, top: float | None = None, reduction: str = "mean") -> None:
+        super().__init__(reduction)
         self.top = None if top is None else fraction("top", top)
 
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:

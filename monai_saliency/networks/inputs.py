@@ -222,7 +222,15 @@ class _NamedInputs(TensorInput):
         missing = [name for name in self.perturb if name not in tensors]
         if missing:
             raise ValueError(f"`perturb` names {missing}, the inputs are {list(tensors)}")
-        return {name: _images(f"input {name!r}", tensors[name]) for name in self.perturb}
+        perturbed = {name: _images(f"input {name!r}", tensors[name]) for name in self.perturb}
+        first = perturbed[self.perturb[0]]
+        for name, image in perturbed.items():
+            if image.shape[2:] != first.shape[2:] or len(image) != len(first) or image.dtype != first.dtype:
+                raise ValueError(
+                    f"the perturbed inputs must agree in batch, grid and type: {self.perturb[0]!r} is "
+                    f"{tuple(first.shape)} {first.dtype}, {name!r} is {tuple(image.shape)} {image.dtype}"
+                )
+        return perturbed
 
     def join(self, image: torch.Tensor, held: Named) -> Any:
         if len(self.perturb) > 1:

@@ -105,6 +105,8 @@ class NNUNetModel:
         self.reorients = self._reader().endswith("WithReorient")
         self.folds = _folds(self.folder, folds, checkpoint)
         self.configuration = _configuration([self.folder / f"fold_{fold}" / checkpoint for fold in self.folds])
+        if configuration not in (None, self.configuration):
+            raise ValueError(f"the checkpoints of {self.folder} are of {self.configuration}, not {configuration}")
         self._check_stage()
         module = require("nnunetv2.inference.predict_from_raw_data", extra="nnunet")
         self.predictor = module.nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
@@ -194,6 +196,7 @@ def _folds(folder: Path, folds: Sequence[int | str] | int | str | None, checkpoi
 
 def _configuration(checkpoints: Sequence[Path]) -> str:
     """The configuration of all checkpoints, and that they hold no code: nnU-Net's predictor would run it."""
+    configurations = set()
     for path in checkpoints:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -202,4 +205,7 @@ def _configuration(checkpoints: Sequence[Path]) -> str:
                 f"the checkpoint {path} cannot be read without running code in it: where you trust it, save it again "
                 "with the entries network_weights, trainer_name, init_args, inference_allowed_mirroring_axes alone"
             ) from error
-    return str(content["init_args"]["configuration"])
+        configurations.add(content["init_args"]["configuration"])
+    if len(configurations) > 1:
+        raise ValueError(f"all folds must be of one configuration, got {', '.join(sorted(configurations))}")
+    return configurations.pop()

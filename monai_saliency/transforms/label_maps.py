@@ -10,7 +10,7 @@ import torch
 from monai.config import KeysCollection
 from monai.data import MetaTensor
 from monai.transforms import MapTransform
-from monai.utils import CommonKeys, ensure_tuple_rep
+from monai.utils import CommonKeys
 
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.label_maps import load_label, on_image
@@ -49,7 +49,9 @@ class LoadRegionsd(MapTransform):
         allow_missing_keys: bool = False,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
-        self.names = ensure_tuple_rep(names, len(self.keys))
+        self.names = (names,) if isinstance(names, str) else tuple(names)
+        if len(self.names) != len(self.keys):
+            raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {self.names}")
         self.image_key = image_key
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:

@@ -10,7 +10,7 @@ from monai.config import KeysCollection
 from monai.data import MetaTensor
 from monai.transforms import MapTransform, Transform
 from monai.transforms.traits import RandomizableTrait
-from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple, ensure_tuple_rep
+from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple
 
 from monai_saliency.cases import Case, case_name, image_file
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
@@ -128,8 +128,9 @@ class Saliencyd(MapTransform, RandomizableTrait):
         super().__init__(keys, allow_missing_keys)
         self.label_key = label_key
         self.held_keys = ensure_tuple(held_keys)
-        names = [f"{key}_saliency" for key in self.keys] if names is None else names
-        self.names = ensure_tuple_rep(names, len(self.keys))
+        self.names = ensure_tuple([f"{key}_saliency" for key in self.keys] if names is None else names)
+        if len(set(self.names)) != len(self.keys) or len(self.names) != len(self.keys):
+            raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {[*self.names]}")
         self.saliency = Saliency(network, inferer, device)
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:

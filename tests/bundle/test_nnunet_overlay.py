@@ -13,9 +13,11 @@ from helpers.nnunet import FULL, counted_patches, own_predictor, scan
 from helpers.notebooks import run_notebook
 from helpers.paths import BUNDLE
 from monai.bundle import ConfigParser
+from monai.engines import SupervisedEvaluator
 from monai.transforms import Invertd
 from monai.utils import convert_to_dst_type
 
+import monai_saliency as ms
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.nnunet import find_nnunet_cases
 
@@ -134,6 +136,17 @@ def test_explanation_of_all_folds(
         saliency = nib.load(tmp_path / "out" / f"{name}_saliency.nii.gz")
         assert saliency.shape[:3] == (8, 15, 14)
         assert np.asarray(saliency.dataobj).std() > 0
+
+
+def test_monais_wrapper_is_refused(tmp_path: Path) -> None:
+    """``monai.apps.nnunet`` gives labels."""
+
+    class ModelnnUNetWrapper(torch.nn.Identity):
+        pass
+
+    evaluator = SupervisedEvaluator(torch.device("cpu"), [], ModelnnUNetWrapper())
+    with pytest.raises(ValueError, match="explain the model's own folder by our bundle with the overlay `nnunet`"):
+        ms.attach(evaluator, tmp_path)
 
 
 @pytest.mark.slow

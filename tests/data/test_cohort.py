@@ -157,8 +157,12 @@ class TestDecathlonFolder:
         assert names == [case["case"] for case in ms.data.find_cases(tmp_path / "cohort")]
 
     def test_a_listed_scan_is_missing(self, tmp_path: Path) -> None:
-        """It is a case."""
+        """It is a case, unless all are missing."""
         decathlon(tmp_path, test=["./imagesTs/b.nii.gz", "./imagesTs/a.nii.gz"])
+        with pytest.raises(
+            FileNotFoundError, match=r"none of the 2 scans of .* exists: .*b\.nii\.gz does not exist: copy"
+        ):
+            ms.data.find_cases(tmp_path)
         touch(tmp_path, "imagesTs/a.nii.gz", "labelsTs/b.nii.gz")
         assert [(case["case"], Path(case["image"]), case["label"]) for case in ms.data.find_cases(tmp_path)] == [
             ("imagesTs/a", tmp_path / "imagesTs" / "a.nii.gz", ""),

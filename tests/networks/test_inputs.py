@@ -155,6 +155,7 @@ class TestErrors:
             (ms.DictInput("image"), IMAGES, "must be a dictionary or a sequence of tensors for DictInput, got Tensor"),
             (ms.DictInput("image"), {"image": IMAGES[0, 0]}, r"input 'image' must be images .*got shape \(9, 8\)"),
             (ms.DictInput("image"), {"image": IMAGES, "age": AGES[:2]}, r"held input 'age' .*, got shape \(2,\)"),
+            (ms.DictInput([0, 1]), (IMAGES, PRIORS[..., :4]), r"0 is \(3, 2, 9, 8\).*, 1 is \(3, 1, 9, 4\)"),
         ],
     )
     def test_inputs_that_do_not_fit(self, adapter: TensorInput, inputs: Any, match: str) -> None:

@@ -238,3 +238,5 @@ class TestLoadRegionsd:
         nib.save(nib.Nifti1Image(voxels, image.affine.numpy()), tmp_path / "atlas.nii")
         found = LoadRegionsd()({"image": image, "label": str(tmp_path / "atlas.nii"), "case": "s1"})["regions"]
         assert found.unique().tolist() == [614454277, 614454278]
+        with pytest.raises(ValueError, match="`names` must name one place for each of the keys"):
+            LoadRegionsd(["a", "b"], names="x")

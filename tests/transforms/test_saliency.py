@@ -129,6 +129,8 @@ class TestSaliencyd:
         assert set(Saliencyd("image", total, EXPLAIN, names="why")({"image": image})) == {"image", "why", "why_legends"}
         out = Saliencyd(["a", "b"], total, EXPLAIN, names=["x", "y"])({"a": image, "b": 2 * image})
         assert (float(out["x"][0, 0, 0]), float(out["y"][0, 0, 0])) == (4.0, 16.0)
+        with pytest.raises(ValueError, match="`names` must name one place for each of the keys"):
+            Saliencyd(["a", "b"], total, EXPLAIN, names="why")
 
 
 GOOD = MetaTensor(torch.rand(1, 4, 5, 6), affine=torch.diag(torch.tensor([0.005, 0.005, 0.02, 1.0])))
