@@ -1,5 +1,6 @@
 """What a user types: names, settings, calls, and the errors of what is nearly right."""
 
+import functools
 import inspect
 import logging
 import pickle
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.own_method import tiles
 from helpers.paths import BUNDLE
 from helpers.tolerances import assert_close, assert_same_bits
 from torch import nn
@@ -81,6 +83,17 @@ def test_a_target_is_a_class_several_or_what_is_predicted() -> None:
         1,
         *IMAGES.shape[2:],
     )
+
+
+def test_ones_own_method_takes_what_ours_take() -> None:
+    """A class as target, the settings of an automatic target, a fill by its name; a misspelt setting is named."""
+    target, own = ms.ClassScore([1], "softmax"), {"method": tiles, "edge": 2, "fill": "mean"}
+    expected = ms.sliding_window(2, 2, target=target, fill=ms.MeanFill())(IMAGES, NETWORK)
+    for given in ({"target": 1, "activation": "softmax"}, {"target": target}):
+        assert_same_bits(ms.explain(NETWORK, IMAGES, **given, **own), expected)
+    assert_same_bits(ms.explain(NETWORK, IMAGES, **own), ms.explain(NETWORK, IMAGES, target="predicted", **own))
+    ours = {"method": functools.partial(ms.sliding_window, 2, 2), "fill": "mean"}
+    assert_same_bits(ms.explain(NETWORK, IMAGES, target=target, **ours), expected)
 
 
 def test_what_is_known_of_the_images() -> None:
