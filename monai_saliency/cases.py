@@ -106,11 +106,15 @@ def cases_of(
     count = len(images)
     if spacing is not None and isinstance(spacing[0], (int, float)):
         spacing = [spacing] * count
-    given: dict[str, Any] = {"labels": labels, "spacing": spacing, "name": names}
+    given: dict[str, Any] = {"labels": labels, "spacing": spacing, "names": names}
     given = {name: values for name, values in given.items() if values is not None}
     for name, values in given.items():
         if len(values) != count:
             raise ValueError(f"`{name}` must have one entry for each of {count} images, got {len(values)}")
+    if names is not None:
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError(f"`names` must be a text for each image, got {names!r}")
+        given["name"] = given.pop("names")
     cases = []
     for index in range(count):
         known = {name: values[index] for name, values in given.items()}

@@ -1,5 +1,6 @@
 """What a user types: names, settings, calls, and the errors of what is nearly right."""
 
+import functools
 import inspect
 import logging
 import pickle
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.own_method import tiles
 from helpers.paths import BUNDLE
 from helpers.tolerances import assert_close, assert_same_bits
 from torch import nn
@@ -83,6 +85,17 @@ def test_a_target_is_a_class_several_or_what_is_predicted() -> None:
     )
 
 
+def test_ones_own_method_takes_what_ours_take() -> None:
+    """A class as target, the settings of an automatic target, a fill by its name; a misspelt setting is named."""
+    target, own = ms.ClassScore([1], "softmax"), {"method": tiles, "edge": 2, "fill": "mean"}
+    expected = ms.sliding_window(2, 2, target=target, fill=ms.MeanFill())(IMAGES, NETWORK)
+    for given in ({"target": 1, "activation": "softmax"}, {"target": target}):
+        assert_same_bits(ms.explain(NETWORK, IMAGES, **given, **own), expected)
+    assert_same_bits(ms.explain(NETWORK, IMAGES, **own), ms.explain(NETWORK, IMAGES, target="predicted", **own))
+    ours = {"method": functools.partial(ms.sliding_window, 2, 2), "fill": "mean"}
+    assert_same_bits(ms.explain(NETWORK, IMAGES, target=target, **ours), expected)
+
+
 def test_what_is_known_of_the_images() -> None:
     """By short names, or as cases."""
     labels = (IMAGES > 0.5).long() + 1
@@ -96,8 +109,10 @@ def test_what_is_known_of_the_images() -> None:
     assert_same_bits(explain(IMAGES, NETWORK, labels=labels)[1], expected[1].saliency)
     window = ms.sliding_window(4, window_unit="mm", target=0)
     assert_same_bits(window(IMAGES, NETWORK, spacing=(1.0, 2.0)), window(IMAGES, NETWORK, cases=cases))
-    with pytest.raises(ValueError, match="`name` must have one entry for each of 2 images, got 1"):
+    with pytest.raises(ValueError, match="`names` must have one entry for each of 2 images, got 1"):
         explain(IMAGES, NETWORK, names=["a"])
+    with pytest.raises(ValueError, match=r"`names` must be a text for each image, got .*liver"):
+        explain(IMAGES, NETWORK, labels=labels, names=[{1: "liver"}] * 2)
     with pytest.raises(ValueError, match="give either these or `cases`"):
         explain(IMAGES, NETWORK, labels=labels, cases=cases)
 
@@ -134,6 +149,16 @@ def test_the_first_forward_fails(network: nn.Module, images: torch.Tensor, messa
     """The error says what the network was given and what is missing, before torch's words; its kind stays."""
     with pytest.raises(RuntimeError, match=message):
         ms.rise(20, target=0)(images, network.eval())
+
+
+def test_a_forward_fails_after_others() -> None:
+    """In a notebook, or at a scan of another shape, a network that has run meets images that it cannot take."""
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveMaxPool2d(1), nn.Flatten()).eval()
+    explain = ms.rise(20, target=ms.ClassScore([0], "softmax"))
+    explain(torch.rand(1, 1, 8, 8), network)
+    for images, words in ((torch.ones(1, 2, 8, 8), "takes 1 channels"), (torch.ones(1, 1, 8, 8).double(), "convert")):
+        with pytest.raises(RuntimeError, match=f"the network failed on images .*{words}"):
+            explain(images, network)
 
 
 @pytest.mark.parametrize("words", ["overlay explain", "--help", "--version", "report --help", "demo --help", "bundle"])
@@ -204,13 +229,18 @@ def test_an_uncaught_error_ends_in_its_cause(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     for debug in (False, True):
         show_cause_only(debug)
-        for cause, last in ((ValueError("why"), "error: why"), (KeyError("image"), "error: KeyError: 'image'")):
+        for cause, last in (
+            (ValueError("why"), "error: why"),
+            (FileNotFoundError("`dataset_dir` x is not a folder"), "error: `dataset_dir` x is not a folder"),
+            (FileNotFoundError(2, "No such file", "x"), "error: FileNotFoundError: [Errno 2] No such file: 'x'"),
+            (KeyError("image"), "error: KeyError: 'image'"),
+        ):
             error = wrapped(cause)
             sys.excepthook(type(error), error, error.__traceback__)
             shown = capsys.readouterr().err
             assert shown.splitlines()[-1] == last
             assert (shown.count("Traceback") == 2) == debug
-            assert ("--debug" in shown) == (not debug and isinstance(cause, KeyError))
+            assert ("--debug" in shown) == (not debug and ": " in last[7:])
         # Which the log of failed cases asks for.
         assert logging.getLogger("monai_saliency.storage.tables").isEnabledFor(logging.DEBUG) == debug
     logging.getLogger("monai_saliency").setLevel(logging.NOTSET)

@@ -154,6 +154,8 @@ def show_cause_only(debug: bool = False) -> None:
             sys.__excepthook__(kind, error, trace)
         cause = root_cause(error)
         is_ours = isinstance(cause, (ValueError, OutputError, OptionalImportError))
+        # A missing folder or file that our own words name: the system's error has a number.
+        is_ours |= isinstance(cause, FileNotFoundError) and cause.errno is None
         if not (debug or is_ours):
             print("\nthe traceback is shown by --debug (--saliency_debug in another bundle)", file=sys.stderr)
         if isinstance(error, Exception):

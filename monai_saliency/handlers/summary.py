@@ -80,7 +80,7 @@ def summarize(
         the map. ``verdict`` is a sentence if nothing matters or the map may be chance. ``images`` counts the masks and
         the unperturbed image, ``""`` for a method without masks; ``forwards`` counts the work of this run.
         ``score_without_peak``, ``noise`` and ``fill_leaves`` are ``""`` where they are not known, and ``peak_in_label``
-        without a label, or with one that is empty or cannot be read.
+        without a label, or with one that is empty, cannot be read or lies outside of the scan.
     """
     quantity = explanation.target.quantity()
     of_map = zip(
@@ -112,7 +112,7 @@ def summarize(
             "lowest_saliency": float(np.nanmin(saliency)),
             "noise": noise,
             "verdict": verdict,
-            "peak_in_label": _in_label(case, mm, label, image),
+            "peak_in_label": _in_label(case, mm, label, image, affine, saliency.shape),
             "fill_leaves": left if isinstance(left, str) else round(left, 4),
             "images": len(explanation.ids) + 1 if len(explanation.ids) else "",
             "forwards": explanation.num_forwards,
@@ -139,7 +139,9 @@ def _verdicts(explanation: Explanation, maps: np.ndarray, errors: torch.Tensor |
     return verdicts
 
 
-def _in_label(case: str, mm: np.ndarray, path: Any, image: torch.Tensor | None) -> bool | str:
+def _in_label(
+    case: str, mm: np.ndarray, path: Any, image: torch.Tensor | None, grid: np.ndarray, shape: Sequence[int]
+) -> bool | str:
     """Whether a place lies in a label. A label that cannot be read must not cost a finished map its row."""
     if not isinstance(path, (str, Path)) or not str(path):
         return ""
@@ -153,8 +155,19 @@ def _in_label(case: str, mm: np.ndarray, path: Any, image: torch.Tensor | None) 
     inside = ((values != 0) & (values == values)).any(axis=0)
     if not inside.any():
         return ""
-    is_in_grid = bool(((voxel >= 0) & (voxel < inside.shape)).all())
-    return is_in_grid and bool(inside[tuple(voxel)])
+    if ((voxel >= 0) & (voxel < inside.shape)).all() and inside[tuple(voxel)]:
+        return True
+    places = nib.affines.apply_affine(np.linalg.inv(grid) @ affine, np.argwhere(inside))[:, : len(shape)]
+    if not ((places > -1) & (places < shape)).all(axis=1).any():
+        logger.warning(
+            "case %s: all of its label %s lies outside of the scan, so `peak_in_label` is empty: correct the label's "
+            "affine %s",
+            case,
+            path,
+            affine.round(3).tolist(),
+        )
+        return ""
+    return False
 
 
 def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, float]:

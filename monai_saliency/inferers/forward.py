@@ -108,17 +108,17 @@ class Forward:
 
     def _run(self, batch: torch.Tensor, values: Mapping[Any, torch.Tensor], call: Call) -> Any:
         """Call the network, in halves if the memory is too small. The size that fits is remembered."""
-        fits, kind = known_of(self.network), (*batch.shape[1:], str(batch.device))
+        fits, kind = known_of(self.network), (*batch.shape[1:], str(batch.device), batch.dtype)
         size, version = min(len(batch), fits.get(kind, len(batch))), tensor_version(batch)
         while True:
             try:
                 output = _in_parts(batch, values, size, call)
-                fits["ran"] = True
+                fits["ran", kind] = True
                 return output
             except Exception as error:
                 # What the network has changed in place cannot be run again.
                 if size == 1 or not _is_out_of_memory(error) or tensor_version(batch) != version:
-                    if "ran" not in fits and type(error) in _OF_SHAPES:
+                    if ("ran", kind) not in fits and type(error) in _OF_SHAPES:
                         error.args = (f"{_given_to(self.network, batch)}: {error}",)
                     raise
             # Here the error is gone, and with it the tensors that its traceback held.
@@ -142,7 +142,7 @@ class Forward:
 
 
 def _given_to(network: Any, batch: torch.Tensor) -> str:
-    """What a network that fails at its first batch was given, and what may be wrong with it."""
+    """What a network that fails at its first batch of this kind was given, and what may be wrong with it."""
     words = f"the network failed on images {tuple(batch.shape)}, {str(batch.dtype)[6:]}, on {batch.device}"
     modules = list(network.modules()) if isinstance(network, torch.nn.Module) else []
     first = next((each for each in modules if isinstance(each, (torch.nn.Conv2d, torch.nn.Conv3d))), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.arguments import TargetLike
+from monai_saliency.methods.arguments import method as reading_arguments
 from monai_saliency.methods.settings import Method, find_method
 
 __all__ = ["explain"]
@@ -56,4 +58,7 @@ def explain(
             "explain, or call what it made, explain = ms.rise(target=...); maps = explain(images, network)"
         )
     of_call = {name: settings.pop(name) for name in _OF_CALL if name in settings}
-    return find_method(method)(target=target, **settings)(images, network, **of_call)
+    chosen = find_method(method)
+    if inspect.isfunction(chosen):  # a user's own takes what ours take: a class as target, a name as fill
+        chosen = reading_arguments(chosen)
+    return chosen(target=target, **settings)(images, network, **of_call)

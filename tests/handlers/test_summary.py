@@ -96,6 +96,17 @@ class TestSummarize:
         (row,) = summaries.summarize("ct", explanation(maps), maps, LEFTWARD, label(data, LEFTWARD))
         assert row["peak_in_label"] == expected
 
+    def test_a_label_of_another_place(self, label: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """It misses every peak, which tells nothing about the map: it is reported, not counted."""
+        data = np.zeros(SHAPE)
+        data[PEAK] = 1
+        away = LEFTWARD.copy()
+        away[:3, 3] += 500
+        maps = peaked()[None]
+        (row,) = summaries.summarize("ct", explanation(maps), maps, LEFTWARD, label(data, away))
+        assert row["peak_in_label"] == ""
+        assert "lies outside of the scan, so `peak_in_label` is empty: correct the label's affine" in caplog.text
+
 
 class TestFigures:
     @pytest.mark.parametrize("read", [False, True])
