@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
-from scipy.ndimage import binary_dilation
+from scipy.ndimage import binary_dilation, maximum_filter
 from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Observed, Search, Spacing, random_rows
@@ -18,11 +19,13 @@ from monai_saliency.masks.half_effect import half_effect
 from monai_saliency.masks.rise import TOGETHER, BoundRISEMasks, RISEMasks
 from monai_saliency.masks.sliding_window import PatchWindowMasks
 from monai_saliency.masks.until import ended, wanted_agreement
-from monai_saliency.utils.arguments import instance, number, whole_number
+from monai_saliency.utils.arguments import instance, number, per_axis, whole_number
 from monai_saliency.utils.tensors import Box, to_device
 
 # Windows with evidence: where the score falls by more than this share of the largest fall. Below it is mostly chance.
 _STANDS_OUT = 0.1
+# Cells along an axis of the masks of a part, for each one of the masks of the whole image.
+_FINER = 1.5
 
 
 class FocusedMasks(Masks):
@@ -31,13 +34,18 @@ class FocusedMasks(Masks):
     - They keep few cells where any one of several lesions is enough, and many where all of a shape is needed
       (``monai_saliency.masks.half_effect``). The first sixteenth of the masks keeps half of the cells. The scores of
       all masks so far decide about as many next ones, four times.
+    - Where a grid has more cells than there are masks, as in 3D, the scores cannot tell all cells apart. So the later
+      half of the masks hides finer cells, and only in a part of the image: there the score goes most with the masks,
+      and it holds as many cells of the grid as there are masks left. That is done where hiding this part takes more
+      than half of the effect, and showing it alone leaves more than half: else there is evidence elsewhere.
     - With an ``inferer`` that cuts patches, windows on the patch grid are hidden first, each alone. If hiding all that
       show evidence leaves half of the effect, each other window is hidden together with these. Random masks, half as
       many, hide cells in the windows with evidence, and keep all else.
 
     Each explained score asks for masks of its own once scores decide. An id is ``(windows, number, percent)``: a set of
     windows as the bits of a number, 0 for the whole image, the number of a RISE mask
-    (:class:`~monai_saliency.masks.RISEMasks`), and how many of 100 cells it keeps there. With 0 percent all is hidden.
+    (:class:`~monai_saliency.masks.RISEMasks`), and how many of 100 cells it keeps there. With 0 percent all is hidden;
+    the number is then 1 where that only tells whether a part holds the evidence.
 
     Args:
         regression: tells how well the map is known, for ``until``, such as
@@ -111,16 +119,22 @@ class BoundFocusedMasks(BoundRISEMasks):
             starts = PatchWindowMasks(masks.inferer).bind(image).starts
         self.bounds = [np.append(along, n) for along, n in zip(starts, self.spatial_shape, strict=True)]
         self.windows = tuple(map(len, starts))
+        self.part = _PartMasks(masks, image, self.bounds)
         regression = type(masks.regression).__name__, *sorted(vars(masks.regression).items())
         grid = tuple(tuple(along.tolist()) for along in self.bounds)
         settings = (self.grid_shape, self.seed, self.share, self.num_masks, self.until, self.budget)
-        self.key = ("FocusedMasks", "one round", settings, regression, self.on_patches, grid)
+        self.key = ("FocusedMasks", "a part", settings, regression, self.on_patches, grid)
 
     @property
     def at_most(self) -> int:
         if self.on_patches:
             return 2 * int(np.prod(self.windows)) + 3 + max(self._looks[-1].stop, self.budget)
-        return 2 + self.budget
+        return 2 + 2 * self._underdetermined + self.budget
+
+    @property
+    def _underdetermined(self) -> bool:
+        """Whether a grid has more cells than there are masks."""
+        return int(np.prod(self.grid_shape)) > self.num_masks and not self.on_patches
 
     @property
     def _looks(self) -> list[range]:
@@ -141,6 +155,8 @@ class BoundFocusedMasks(BoundRISEMasks):
         if self.on_patches:
             windows = yield from self._windows_with_evidence(observed)
         for look in looks:
+            if look is looks[-1] and self._underdetermined:
+                windows = yield from self._part_with_evidence(observed, len(look))
             if look is looks[-1] and not self.on_patches:
                 alone = [(place, 0, 0) for place in self._place(observed)]  # tells the score without the place
             yield from observed.ask(self._random_masks(windows, look, observed), alone)
@@ -165,7 +181,7 @@ class BoundFocusedMasks(BoundRISEMasks):
         left: list[float] = []
         for mask in observed.ids:
             windows, _, percent = mask
-            without = scores[windows, 0, 0]
+            without = scores.get((windows, 0, 0), scores[0, 0, 0])  # a part holds most of the evidence
             if percent and without != image:
                 kept.append(percent / 100)
                 left.append((scores[mask] - without) / (image - without))
@@ -211,10 +227,31 @@ class BoundFocusedMasks(BoundRISEMasks):
         least = _STANDS_OUT * max([0.0, *falls.values()])
         return sum(window for window, fall in falls.items() if fall > least)
 
+    def _part_with_evidence(self, observed: Observed, count: int) -> Generator[Ids, Tensor, int]:
+        """The windows that hold as many cells as masks are asked for, and where the score goes most with the masks; 0
+        where there is evidence elsewhere.
+        """
+        together = maximum_filter(self._together(observed), 3)  # windows beside others belong to them
+        chosen = np.zeros(self.windows, dtype=bool)
+        most = np.argsort(-together.ravel(), kind="stable")
+        chosen.ravel()[most[: chosen.size * count // int(np.prod(self.grid_shape))]] = True
+        part, rest = _bits(chosen), _bits(~chosen)
+        hidden, alone = (yield [(part, 1, 0), (rest, 1, 0)])[:, 0].double().tolist()
+        image, fill = float(observed.reference_scores), observed.by_id[0, 0, 0]
+        half = (image - fill) / 2
+        return part if half and (image - hidden) / half > 1 and (alone - fill) / half > 1 else 0
+
     def _place(self, observed: Observed) -> list[int]:
         """The windows that go with the score over the masks so far, by more than half of the most (something small is
         as wide at half height), and those beside them. None where no window does.
         """
+        together = self._together(observed)
+        if not together.max() > 0:
+            return []
+        return [_bits(binary_dilation(together > together.max() / 2, np.ones([3] * together.ndim)))]
+
+    def _together(self, observed: Observed) -> np.ndarray:
+        """How far the score goes with each window over the random masks so far, ``(*windows)``."""
         score_of = {mask: score for mask, score in observed.by_id.items() if mask[2]}
         ids, scores = list(score_of), torch.tensor(list(score_of.values()), dtype=torch.float64)
         averages = [_averages(bounds) for bounds in self.bounds]
@@ -222,47 +259,48 @@ class BoundFocusedMasks(BoundRISEMasks):
         for rows in torch.arange(len(ids)).split(TOGETHER):
             kept = self.along_axes([ids[row] for row in rows], averages)[:, 0].cpu().double()
             together += torch.tensordot(scores[rows] - scores.mean(), kept, dims=1)
-        together -= together.mean()
-        if not together.max() > 0:
-            return []
-        chosen = binary_dilation((together > together.max() / 2).numpy(), np.ones([3] * together.ndim))
-        return [int.from_bytes(np.packbits(chosen, bitorder="little").tobytes(), "little")]
+        return (together - together.mean()).numpy()
 
     def places(self, ids: Ids) -> list[int]:
-        return [row for row, (windows, _, percent) in enumerate(ids) if windows and not percent]
+        return [row for row, (windows, number, percent) in enumerate(ids) if windows and not number + percent]
 
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
-        """Those of :class:`~monai_saliency.masks.RISEMasks`, and ``windows``, objects ``(n,)``: where cells hide."""
-        windows = np.empty(len(ids), dtype=object)
-        windows[:] = [mask[0] for mask in ids]
-        numbers = [drawn for _, drawn, _ in ids]
-        kept = np.array([percent / 100 for *_, percent in ids])
-        cells = random_rows(self.seed, numbers, int(np.prod(self.grid_shape))) < kept[:, None]
-        return {"grid": cells.reshape(-1, *self.grid_shape), "shift": self.shifts[numbers], "windows": windows}
+        """Those of :class:`~monai_saliency.masks.RISEMasks`, and ``ids``, objects ``(n,)``."""
+        known = np.empty(len(ids), dtype=object)
+        known[:] = [tuple(mask) for mask in ids]
+        return _drawn(self, ids) | {"ids": known}
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
-        masks = super()._render_box(codes, box, device)
-        for windows, rows in _rows_of(codes["windows"].tolist()).items():
-            if windows:
-                here = to_device(np.array(rows), device)
-                masks[here] = torch.where(self._inside(windows, box, device), masks[here], 1)
+        masks, ids = super()._render_box(codes, box, device), codes["ids"].tolist()
+        if in_part := self._in_part(ids):
+            finer = self.part.codes([ids[row] for row in in_part])
+            masks[to_device(np.array(in_part), device)] = self.part._render_box(finer, box, device)
+        hard = {windows: rows for windows, rows in _rows_of([mask[0] for mask in ids]).items() if windows}
+        for windows, rows in hard.items():
+            here = to_device(np.setdiff1d(rows, in_part), device)
+            masks[here] = torch.where(self._inside(windows, box, device), masks[here], 1)
         return masks
 
     def along_axes(self, ids: Ids, matrices: Sequence[Tensor]) -> Tensor:
-        within_windows = any(windows for windows, *_ in ids)
-        return (BoundMasks if within_windows else BoundRISEMasks).along_axes(self, ids, matrices)
+        in_part = self._in_part(ids)
+        others = np.setdiff1d(np.arange(len(ids)), in_part)
+        if any(ids[row][0] for row in others):
+            return BoundMasks.along_axes(self, ids, matrices)
+        if not in_part:
+            return super().along_axes(ids, matrices)
+        whole = super().along_axes([ids[row] for row in others], matrices)
+        found = torch.cat([whole, self.part.along_axes([ids[row] for row in in_part], matrices)])
+        return found[to_device(np.argsort([*others, *in_part]), self.device)]
 
-    def _chosen(self, windows: int) -> np.ndarray:
-        """Which windows of the grid are in a set, bool ``(*windows)``; all of them where it is 0."""
-        size = int(np.prod(self.windows))
-        if not windows:
-            return np.ones(self.windows, dtype=bool)
-        packed = np.frombuffer(windows.to_bytes(-(-size // 8), "little"), dtype=np.uint8)
-        return np.unpackbits(packed, bitorder="little")[:size].reshape(self.windows).astype(bool)
+    def _in_part(self, ids: Ids) -> list[int]:
+        """The rows of the masks that hide finer cells in a part of the image."""
+        if self.on_patches:
+            return []
+        return [row for row, (windows, _, percent) in enumerate(ids) if windows and percent]
 
     def _inside(self, windows: int, box: Box, device: torch.device) -> Tensor:
         """Whether each voxel of a box lies in one of some windows."""
-        chosen = self._chosen(windows)
+        chosen = _chosen(windows, self.windows)
         for axis, (bounds, side) in enumerate(zip(self.bounds, box, strict=True)):
             chosen = chosen.take(np.searchsorted(bounds, np.arange(side.start, side.stop), side="right") - 1, axis)
         return to_device(chosen, device)
@@ -274,12 +312,59 @@ class BoundFocusedMasks(BoundRISEMasks):
         axes = zip(self.bounds, box, strict=True)
         cells = tuple(slice(*np.searchsorted(ends, (side.start + 1, side.stop)) - (1, 0)) for ends, side in axes)
         for windows, of in _rows_of([mask[0] for mask in ids]).items():
-            here = self._chosen(windows)[cells]
+            here = _chosen(windows, self.windows)[cells]
             hides[of] = here.any()
             rows[of, 0] = int.from_bytes(hashlib.blake2b(here.tobytes(), digest_size=7).digest(), "little")
             if here.any():  # elsewhere masks are alike
                 rows[of, 1] = [1 + 100 * ids[row][1] + ids[row][2] for row in of]
         return hides, rows
+
+
+class _PartMasks(BoundRISEMasks):
+    """RISE masks of finer cells, which hide those in some windows alone. Ids are those of :class:`FocusedMasks`."""
+
+    def __init__(self, masks: FocusedMasks, image: Tensor, bounds: Sequence[np.ndarray]) -> None:
+        cells = [math.ceil(_FINER * count) for count in per_axis("grid_size", masks.grid_size, image.ndim - 1)]
+        super().__init__(RISEMasks(masks.budget, cells, seed=masks.seed), image)
+        self.bounds, self.windows = bounds, tuple(len(along) - 1 for along in bounds)
+
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
+        found = _drawn(self, ids)
+        for windows, rows in _rows_of([mask[0] for mask in ids]).items():
+            found["grid"][rows] |= ~_chosen(windows, self.windows)[self._windows_of_cells(found["shift"][rows])]
+        return found
+
+    def _windows_of_cells(self, shifts: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The window in which the middle of each cell lies, for masks of these shifts: an index of each axis."""
+        found = []
+        axes = zip(self.grid_shape, self.stretched_shape, self.bounds, shifts.T, strict=True)
+        for cells, stretched, bounds, shift in axes:
+            middles = (np.arange(cells) + 0.5) * stretched / cells - 0.5 - shift[:, None]
+            found.append((np.searchsorted(bounds, middles, side="right") - 1).clip(0, len(bounds) - 2))
+        others = [[other for other in range(len(found)) if other != axis] for axis in range(len(found))]
+        return tuple(np.expand_dims(of, [1 + other for other in each]) for of, each in zip(found, others, strict=True))
+
+
+def _drawn(masks: BoundRISEMasks, ids: Ids) -> dict[str, np.ndarray]:
+    """The cells and shifts of :class:`FocusedMasks`' ids."""
+    numbers = [number for _, number, _ in ids]
+    kept = np.array([percent / 100 for *_, percent in ids])
+    cells = random_rows(masks.seed, numbers, int(np.prod(masks.grid_shape))) < kept[:, None]
+    return {"grid": cells.reshape(-1, *masks.grid_shape), "shift": masks.shifts[numbers]}
+
+
+def _bits(chosen: np.ndarray) -> int:
+    """A set of windows ``(*windows)`` as the bits of a number."""
+    return int.from_bytes(np.packbits(chosen, bitorder="little").tobytes(), "little")
+
+
+def _chosen(windows: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Which windows of a grid are in a set, bool ``(*windows)``; all of them where it is 0."""
+    size = int(np.prod(shape))
+    if not windows:
+        return np.ones(shape, dtype=bool)
+    packed = np.frombuffer(windows.to_bytes(-(-size // 8), "little"), dtype=np.uint8)
+    return np.unpackbits(packed, bitorder="little")[:size].reshape(shape).astype(bool)
 
 
 def _rows_of(windows: Sequence[int]) -> dict[int, list[int]]:

@@ -1,9 +1,11 @@
 """Random masks that keep half of the effect: what they hide, what they ask for, and what their map shows."""
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.tolerances import MASKS, assert_close
@@ -95,7 +97,10 @@ def test_masks_are_those_of_rise() -> None:
     rise = ms.masks.RISEMasks(40, (4, 5), 0.5, seed=3).bind(image(11, 24)[0])
     bound = ms.masks.FocusedMasks(REGRESSION, 40, (4, 5), seed=3).bind(image(11, 24)[0])
     assert torch.equal(bound.render([(0, n, 50) for n in range(40)]), rise.render(range(40)))
-    # Within a set of windows; elsewhere all is kept.
+    # On patches, within a set of windows; elsewhere all is kept.
+    bound = ms.masks.FocusedMasks(REGRESSION, 40, (4, 5), seed=3, inferer=SlidingWindowInferer(4, 4)).bind(
+        image(11, 24)[0]
+    )
     first_windows = bound.render([(0b111, 0, 0)])[0, 0]
     inside_them = bound.render([(0b111, 7, 50)])[0, 0]
     assert_close(inside_them, torch.where(first_windows == 0, rise.render([7])[0, 0], 1.0), within=MASKS)
@@ -108,6 +113,55 @@ def test_masks_in_other_coordinates() -> None:
     for ids in ([*bound.first_round(), (0, 7, 30), (0, 8, 80)], [(0b111 << 50, 1, 30), (0b11 << 90, 0, 0)]):
         wanted = torch.einsum("nabc,ai,bj,ck->nijk", bound.render(ids)[:, 0], *matrices)
         assert_close(bound.along_axes(ids, matrices)[:, 0], wanted)
+
+
+def test_masks_of_a_part_keep_all_cells_elsewhere() -> None:
+    """They are RISE's of half as many cells again, but for the cells whose middle lies outside."""
+    bound = ms.masks.FocusedMasks(REGRESSION, 40, (4, 6), seed=3).bind(image(12, 24)[0])
+    chosen = np.zeros(bound.windows, dtype=bool)
+    chosen[2:6, 4:8] = True  # of 8 x 12 windows: the rows 3 to 8, the columns 8 to 15
+    part = sum(1 << int(bit) for bit in np.flatnonzero(chosen))
+    rise = ms.masks.RISEMasks(40, (6, 9), 0.3, seed=3).bind(image(12, 24)[0])
+    for number in range(5):
+        codes = rise.codes([number])
+        (shift,), (cells,) = codes["shift"], codes["grid"]
+        for row, column in np.ndindex(6, 9):
+            # A grid of 6 x 9 cells is stretched to 7 x 10 cells of 2 x 3 voxels.
+            middle = [(row + 0.5) * 14 / 6 - 0.5 - shift[0], (column + 0.5) * 30 / 9 - 0.5 - shift[1]]
+            if not (3 <= middle[0] < 9 and 8 <= middle[1] < 16):
+                cells[row, column] = True
+        assert_close(bound.render([(part, number, 30)]), rise._render(codes, torch.device("cpu")), within=MASKS)
+
+
+def small(*boxes: tuple[slice, ...]) -> Any:
+    """Whether any one of some boxes is shown."""
+    return lambda x: (means(*boxes)(x) - 0.5).amax(1, keepdim=True) * 10
+
+
+def test_later_masks_hide_a_part_where_cells_are_more_than_masks() -> None:
+    box, other = tuple(slice(5 + n, 10 + n) for n in (0, 3, 2)), tuple(slice(20, 25) for _ in range(3))
+    x = image(32, 32, 32)
+    found = explain(small(box), x)
+    later = found.masks.render([mask for mask in found.ids if mask[0] and mask[2]])[:, 0]
+    assert len(later) == 170
+    assert found.num_forwards == 345
+    assert "in the windows with evidence" in found.stopped
+    assert bool((later < 0.5).any(dim=0)[box].all())
+    assert float((later < 0.5).any(dim=0).double().mean()) < 0.4  # a sixth, and half a cell around it
+    # Of two boxes, each alone is enough, and they lie in one part.
+    found = explain(small(box, other), x)
+    assert all(any(inside(peak, each) for peak in peaks(found, 2)) for each in (box, other))
+
+
+def test_no_part_where_evidence_lies_elsewhere() -> None:
+    """The half of the voxels that are needed, and any of many boxes, do not fit into a sixth of the image."""
+    x = image(32, 32, 32)
+    half = (slice(0, 32), slice(0, 32), slice(0, 16))
+    many = [tuple(slice(n, n + 4) for n in corner) for corner in itertools.product((2, 13, 24), repeat=3)]
+    for network in (means(half), small(*many)):
+        found = explain(network, x)
+        assert not any(windows and percent for windows, _, percent in found.ids)
+        assert found.num_forwards == 345
 
 
 @pytest.mark.parametrize("percent", [10, 50, 80])
