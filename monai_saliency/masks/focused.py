@@ -134,7 +134,12 @@ class BoundFocusedMasks(BoundRISEMasks):
     @property
     def _underdetermined(self) -> bool:
         """Whether a grid has more cells than there are masks."""
-        return int(np.prod(self.grid_shape)) > self.num_masks and not self.on_patches
+        return self._num_cells > self.num_masks and not self.on_patches
+
+    @property
+    def _num_cells(self) -> int:
+        """The cells of a grid, none of which is smaller than a voxel."""
+        return math.prod(min(cells, n) for cells, n in zip(self.grid_shape, self.spatial_shape, strict=True))
 
     @property
     def _looks(self) -> list[range]:
@@ -155,10 +160,11 @@ class BoundFocusedMasks(BoundRISEMasks):
         if self.on_patches:
             windows = yield from self._windows_with_evidence(observed)
         for look in looks:
-            if look is looks[-1] and self._underdetermined:
-                windows = yield from self._part_with_evidence(observed, len(look))
             if look is looks[-1] and not self.on_patches:
-                alone = [(place, 0, 0) for place in self._place(observed)]  # tells the score without the place
+                together = self._together(observed)
+                alone = [(place, 0, 0) for place in self._place(together)]  # tells the score without the place
+                if self._underdetermined:
+                    windows = yield from self._part_with_evidence(observed, together, len(look))
             yield from observed.ask(self._random_masks(windows, look, observed), alone)
         count = looks[-1].stop
         while self.until is not None and count < self.budget and self._agreement(observed) < self.until:
@@ -227,25 +233,23 @@ class BoundFocusedMasks(BoundRISEMasks):
         least = _STANDS_OUT * max([0.0, *falls.values()])
         return sum(window for window, fall in falls.items() if fall > least)
 
-    def _part_with_evidence(self, observed: Observed, count: int) -> Generator[Ids, Tensor, int]:
-        """The windows that hold as many cells as masks are asked for, and where the score goes most with the masks; 0
-        where there is evidence elsewhere.
+    def _part_with_evidence(self, observed: Observed, together: np.ndarray, count: int) -> Generator[Ids, Tensor, int]:
+        """The windows that hold as many cells as masks are asked for, where the score goes most with them or with a
+        window beside; 0 where there is evidence elsewhere.
         """
-        together = maximum_filter(self._together(observed), 3)  # windows beside others belong to them
         chosen = np.zeros(self.windows, dtype=bool)
-        most = np.argsort(-together.ravel(), kind="stable")
-        chosen.ravel()[most[: chosen.size * count // int(np.prod(self.grid_shape))]] = True
+        most = np.argsort(-maximum_filter(together, 3).ravel(), kind="stable")
+        chosen.ravel()[most[: chosen.size * count // self._num_cells]] = True
         part, rest = _bits(chosen), _bits(~chosen)
         hidden, alone = (yield [(part, 1, 0), (rest, 1, 0)])[:, 0].double().tolist()
         image, fill = float(observed.reference_scores), observed.by_id[0, 0, 0]
         half = (image - fill) / 2
         return part if half and (image - hidden) / half > 1 and (alone - fill) / half > 1 else 0
 
-    def _place(self, observed: Observed) -> list[int]:
+    def _place(self, together: np.ndarray) -> list[int]:
         """The windows that go with the score over the masks so far, by more than half of the most (something small is
         as wide at half height), and those beside them. None where no window does.
         """
-        together = self._together(observed)
         if not together.max() > 0:
             return []
         return [_bits(binary_dilation(together > together.max() / 2, np.ones([3] * together.ndim)))]
@@ -275,16 +279,17 @@ class BoundFocusedMasks(BoundRISEMasks):
         if in_part := self._in_part(ids):
             finer = self.part.codes([ids[row] for row in in_part])
             masks[to_device(np.array(in_part), device)] = self.part._render_box(finer, box, device)
-        hard = {windows: rows for windows, rows in _rows_of([mask[0] for mask in ids]).items() if windows}
-        for windows, rows in hard.items():
-            here = to_device(np.setdiff1d(rows, in_part), device)
-            masks[here] = torch.where(self._inside(windows, box, device), masks[here], 1)
+        others = np.setdiff1d(np.arange(len(ids)), in_part)
+        for windows, rows in _rows_of([ids[row][0] for row in others]).items():
+            if windows:
+                here = to_device(others[rows], device)
+                masks[here] = torch.where(self._inside(windows, box, device), masks[here], 1)
         return masks
 
     def along_axes(self, ids: Ids, matrices: Sequence[Tensor]) -> Tensor:
         in_part = self._in_part(ids)
         others = np.setdiff1d(np.arange(len(ids)), in_part)
-        if any(ids[row][0] for row in others):
+        if any(ids[row][0] for row in others):  # parts of their cells
             return BoundMasks.along_axes(self, ids, matrices)
         if not in_part:
             return super().along_axes(ids, matrices)

@@ -142,6 +142,8 @@ def focused_rise(
 
     Where one place gives what another gives, such as two lesions, masks keep little, so that often one of the two alone
     is left. Where all of a shape is needed they keep much. The scores so far decide.
+    Where a grid has more cells than there are masks, as in 3D, the later half of the masks hides smaller cells, in the
+    part of the image that holds the evidence, if a sixth of it does.
     Under a ``SlidingWindowInferer`` windows on its patch grid find the place, and all outside of it is kept.
 
     Args:

@@ -189,23 +189,16 @@ def test_so_much_is_kept_that_half_of_the_effect_is_left() -> None:
     assert kept(any_of_many, p1=0.4) == [40]
 
 
-def test_either_of_two_places_is_enough() -> None:
-    found = explain(either)
+def weak_beside_strong(x: torch.Tensor) -> torch.Tensor:
+    first, second = means(*TWO)(x).T
+    return torch.maximum(first, 0.9 * second.pow(4))[:, None]
+
+
+@pytest.mark.parametrize("network", [either, weak_beside_strong, lambda x: means(*TWO)(x).sum(dim=1, keepdim=True)])
+def test_two_places(network: Any) -> None:
+    found = explain(network)
     assert all(any(inside(peak, box) for peak in peaks(found, 2)) for box in TWO)
     assert found.num_forwards <= 350
-
-
-def test_a_weak_place_beside_a_strong_one() -> None:
-    def network(x: torch.Tensor) -> torch.Tensor:
-        first, second = means(*TWO)(x).T
-        return torch.maximum(first, 0.9 * second.pow(4))[:, None]
-
-    assert all(any(inside(peak, box) for peak in peaks(explain(network), 2)) for box in TWO)
-
-
-def test_evidence_that_adds_up() -> None:
-    found = explain(lambda x: means(*TWO)(x).sum(dim=1, keepdim=True))
-    assert all(any(inside(peak, box) for peak in peaks(found, 2)) for box in TWO)
 
 
 def test_each_look_has_as_many_masks_as_all_before_it() -> None:
