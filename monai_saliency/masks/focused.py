@@ -22,7 +22,8 @@ from monai_saliency.masks.until import ended, wanted_agreement
 from monai_saliency.utils.arguments import instance, number, per_axis, whole_number
 from monai_saliency.utils.tensors import Box, to_device
 
-# Windows with evidence: where the score falls by more than this share of the largest fall. Below it is mostly chance.
+# Windows with evidence: where the score falls by more than this share of the largest fall, or whose rest does not make
+# it fall by more. Below it is mostly chance.
 _STANDS_OUT = 0.1
 # Cells along an axis of the masks of a part, for each one of the masks of the whole image.
 _FINER = 1.5
@@ -37,7 +38,7 @@ class FocusedMasks(Masks):
     - Where a grid has more cells than there are masks, as in 3D, the scores cannot tell all cells apart. So the later
       half of the masks hides finer cells, and only in a part of the image: there the score goes most with the masks,
       and it holds as many cells of the grid as there are masks left. That is done where hiding this part takes more
-      than half of the effect, and showing it alone leaves more than half: else there is evidence elsewhere.
+      than half of the effect, and showing it alone leaves nine tenths: else there is evidence elsewhere.
     - With an ``inferer`` that cuts patches, windows on the patch grid are hidden first, each alone. If hiding all that
       show evidence leaves half of the effect, each other window is hidden together with these. Random masks, half as
       many, hide cells in the windows with evidence, and keep all else.
@@ -243,8 +244,9 @@ class BoundFocusedMasks(BoundRISEMasks):
         part, rest = _bits(chosen), _bits(~chosen)
         hidden, alone = (yield [(part, 1, 0), (rest, 1, 0)])[:, 0].double().tolist()
         image, fill = float(observed.reference_scores), observed.by_id[0, 0, 0]
-        half = (image - fill) / 2
-        return part if half and (image - hidden) / half > 1 and (alone - fill) / half > 1 else 0
+        effect = image - fill
+        holds_all = effect and (image - hidden) / effect > 0.5 and (alone - fill) / effect > 1 - _STANDS_OUT
+        return part if holds_all else 0
 
     def _place(self, together: np.ndarray) -> list[int]:
         """The windows that go with the score over the masks so far, by more than half of the most (something small is
