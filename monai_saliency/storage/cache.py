@@ -6,6 +6,7 @@ refuses. A backend can be sent to another process; entries in memory are not sen
 
 from __future__ import annotations
 
+import copyreg
 import errno
 import io
 import os
@@ -38,11 +39,14 @@ def _kinds(module: Any, base: type = object) -> list[Any]:
     return [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, base)]
 
 
+_ENUMS = _kinds(monai.utils.enums, Enum)
 # The types in MONAI's items that torch does not load by itself, and the functions that make arrays and numbers.
 _TYPES: list[Any] = [MetaTensor, np.ndarray, np.dtype, pathlib.PosixPath, pathlib.WindowsPath]
 _TYPES += [np.zeros(0).__reduce__()[0], np.float32(0).__reduce__()[0]]
-_TYPES += _kinds(np.dtypes) + _kinds(np, np.generic) + _kinds(monai.utils.enums, Enum)
+_TYPES += _kinds(np.dtypes) + _kinds(np, np.generic) + _ENUMS
 torch.serialization.add_safe_globals(_TYPES)
+for _enum in _ENUMS:  # Python 3.11.0 to 3.11.3 (Debian 12 has 3.11.2) would pickle getattr, which is not read again
+    copyreg.pickle(_enum, lambda member: (type(member), (member.value,)))
 _CHECKSUM, _MAP_SIZE = 4, 1 << 30  # bytes
 
 

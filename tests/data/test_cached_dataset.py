@@ -21,11 +21,12 @@ import torch
 from helpers.files import Trap
 from helpers.warned import our_warnings
 from monai.data import MetaTensor
+from monai.utils.enums import MetaKeys
 
 from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.data.cohort import find_cases
 from monai_saliency.errors import CaseError
-from monai_saliency.storage.cache import DiskBackend, LMDBBackend, MemoryBackend
+from monai_saliency.storage.cache import DiskBackend, LMDBBackend, MemoryBackend, decode, encode
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.transforms import CheckScand
 
@@ -168,6 +169,13 @@ def test_cold_and_warm(cohort: Path, cache: str, computed: Any) -> None:
     assert isinstance(image, MetaTensor)
     assert image.meta["filename_or_obj"].endswith("a.nii.gz")
     assert len(image.applied_operations) == 3
+
+
+def test_enumerations_as_early_python_3_11_pickles_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By ``getattr``, which a store that runs no code does not read."""
+    monkeypatch.setattr(MetaKeys, "__reduce_ex__", lambda self, _: (getattr, (MetaKeys, self.name)))
+    item = {"key": MetaKeys.AFFINE}
+    assert decode(encode(item, "scan"), "scan") == item
 
 
 def test_no_database_stays_open(cohort: Path) -> None:
