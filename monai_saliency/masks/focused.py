@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,7 +120,8 @@ class BoundFocusedMasks(BoundRISEMasks):
             starts = PatchWindowMasks(masks.inferer).bind(image).starts
         self.bounds = [np.append(along, n) for along, n in zip(starts, self.spatial_shape, strict=True)]
         self.windows = tuple(map(len, starts))
-        self.part = _PartMasks(masks, image, self.bounds)
+        if self._underdetermined:
+            self.part = _PartMasks(masks, image, self.bounds)
         regression = type(masks.regression).__name__, *sorted(vars(masks.regression).items())
         grid = tuple(tuple(along.tolist()) for along in self.bounds)
         settings = (self.grid_shape, self.seed, self.share, self.num_masks, self.until, self.budget)
@@ -277,33 +278,45 @@ class BoundFocusedMasks(BoundRISEMasks):
         return _drawn(self, ids) | {"ids": known}
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
-        masks, ids = super()._render_box(codes, box, device), codes["ids"].tolist()
-        if in_part := self._in_part(ids):
-            finer = self.part.codes([ids[row] for row in in_part])
-            masks[to_device(np.array(in_part), device)] = self.part._render_box(finer, box, device)
-        others = np.setdiff1d(np.arange(len(ids)), in_part)
-        for windows, rows in _rows_of([ids[row][0] for row in others]).items():
+        ids = codes["ids"].tolist()
+        if self._in_part(ids):
+            return self._of_both(
+                ids,
+                lambda rows: self._render_box({name: of[rows] for name, of in codes.items()}, box, device),
+                lambda some: self.part._render_box(self.part.codes(some), box, device),
+            )
+        masks = super()._render_box(codes, box, device)
+        for windows, rows in _rows_of([mask[0] for mask in ids]).items():
             if windows:
-                here = to_device(others[rows], device)
+                here = to_device(np.array(rows), device)
                 masks[here] = torch.where(self._inside(windows, box, device), masks[here], 1)
         return masks
 
     def along_axes(self, ids: Ids, matrices: Sequence[Tensor]) -> Tensor:
-        in_part = self._in_part(ids)
-        others = np.setdiff1d(np.arange(len(ids)), in_part)
-        if any(ids[row][0] for row in others):  # parts of their cells
+        if self._in_part(ids):
+            return self._of_both(
+                ids,
+                lambda rows: self.along_axes([ids[row] for row in rows], matrices),
+                lambda some: self.part.along_axes(some, matrices),
+            )
+        if any(windows for windows, *_ in ids):  # parts of their cells
             return BoundMasks.along_axes(self, ids, matrices)
-        if not in_part:
-            return super().along_axes(ids, matrices)
-        whole = super().along_axes([ids[row] for row in others], matrices)
-        found = torch.cat([whole, self.part.along_axes([ids[row] for row in in_part], matrices)])
-        return found[to_device(np.argsort([*others, *in_part]), self.device)]
+        return super().along_axes(ids, matrices)
 
     def _in_part(self, ids: Ids) -> list[int]:
         """The rows of the masks that hide finer cells in a part of the image."""
-        if self.on_patches:
+        if not self._underdetermined:
             return []
         return [row for row, (windows, _, percent) in enumerate(ids) if windows and percent]
+
+    def _of_both(self, ids: Ids, whole: Callable[[np.ndarray], Tensor], part: Callable[[list[Id]], Tensor]) -> Tensor:
+        """What is made of the rows of masks of the whole image, and of the masks of a part, in the order of ids."""
+        in_part = self._in_part(ids)
+        others = np.setdiff1d(np.arange(len(ids)), in_part)
+        found = part([ids[row] for row in in_part])
+        if len(others):
+            found = torch.cat([found, whole(others)])
+        return found[to_device(np.argsort([*in_part, *others]), found.device)]
 
     def _inside(self, windows: int, box: Box, device: torch.device) -> Tensor:
         """Whether each voxel of a box lies in one of some windows."""
@@ -348,8 +361,8 @@ class _PartMasks(BoundRISEMasks):
         for cells, stretched, bounds, shift in axes:
             middles = (np.arange(cells) + 0.5) * stretched / cells - 0.5 - shift[:, None]
             found.append((np.searchsorted(bounds, middles, side="right") - 1).clip(0, len(bounds) - 2))
-        others = [[other for other in range(len(found)) if other != axis] for axis in range(len(found))]
-        return tuple(np.expand_dims(of, [1 + other for other in each]) for of, each in zip(found, others, strict=True))
+        others = len(found) - 1
+        return tuple(of.reshape(len(of), *[1] * n, -1, *[1] * (others - n)) for n, of in enumerate(found))
 
 
 def _drawn(masks: BoundRISEMasks, ids: Ids) -> dict[str, np.ndarray]:

@@ -117,11 +117,11 @@ def test_masks_in_other_coordinates() -> None:
 
 def test_masks_of_a_part_keep_all_cells_elsewhere() -> None:
     """They are RISE's of half as many cells again, but for the cells whose middle lies outside."""
-    bound = ms.masks.FocusedMasks(REGRESSION, 40, (4, 6), seed=3).bind(image(12, 24)[0])
+    bound = ms.masks.FocusedMasks(REGRESSION, 20, (4, 6), seed=3).bind(image(12, 24)[0])
     chosen = np.zeros(bound.windows, dtype=bool)
     chosen[2:6, 4:8] = True  # of 8 x 12 windows: the rows 3 to 8, the columns 8 to 15
     part = sum(1 << int(bit) for bit in np.flatnonzero(chosen))
-    rise = ms.masks.RISEMasks(40, (6, 9), 0.3, seed=3).bind(image(12, 24)[0])
+    rise = ms.masks.RISEMasks(20, (6, 9), 0.3, seed=3).bind(image(12, 24)[0])
     for number in range(5):
         codes = rise.codes([number])
         (shift,), (cells,) = codes["shift"], codes["grid"]
