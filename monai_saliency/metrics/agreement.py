@@ -15,6 +15,9 @@ from monai_saliency.metrics.plausibility import highest_voxels
 from monai_saliency.utils.precision import accumulation_dtype
 from monai_saliency.utils.tensors import correlation
 
+#: the share of voxels that counts as highest
+_TOP = 0.05
+
 
 def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Spearman's rank correlation ``(n,)`` of rows ``(n, N)``, in [-1, 1]; NaN where all values of a row are equal."""
@@ -25,10 +28,6 @@ def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def _ranks(rows: torch.Tensor) -> torch.Tensor:
     """The rank of each value in its row, float64 ``(n, N)`` on the CPU; equal values share their mean rank."""
     return torch.from_numpy(rankdata(rows.numpy(force=True), axis=1))
-
-
-#: the share of voxels that counts as highest
-_TOP = 0.05
 
 
 @dataclass(frozen=True)
