@@ -132,6 +132,7 @@ def test_the_next_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert next_command("rise --num_masks 9", "") == "--method rise --num_masks 9"
 
 
+@pytest.mark.slow
 def test_the_overlay_compares(make: Callable[[str], Bundle], tmp_path: Path, capsys: Any) -> None:
     """A segmentation under a sliding window, first of a cohort that is too small."""
     bundle = make("spleen_ct_segmentation")
