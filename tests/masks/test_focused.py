@@ -110,7 +110,8 @@ def test_masks_in_other_coordinates() -> None:
     """Cells that are multiplied give what rendered masks give."""
     bound = ms.masks.FocusedMasks(REGRESSION, 20).bind(image(12, 20, 14)[0].double())
     matrices = [torch.rand(n, 3, dtype=torch.float64) for n in bound.spatial_shape]
-    for ids in ([*bound.first_round(), (0, 7, 30), (0, 8, 80)], [(0b111 << 50, 1, 30), (0b11 << 90, 0, 0)]):
+    some = 0b111 << 50, 1, 30
+    for ids in ([*bound.first_round(), (0, 7, 30), (0, 8, 80)], [some, (0b11 << 90, 0, 0)], [some]):
         wanted = torch.einsum("nabc,ai,bj,ck->nijk", bound.render(ids)[:, 0], *matrices)
         assert_close(bound.along_axes(ids, matrices)[:, 0], wanted)
 
