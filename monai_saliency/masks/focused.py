@@ -314,8 +314,9 @@ class BoundFocusedMasks(BoundRISEMasks):
         in_part = self._in_part(ids)
         others = np.setdiff1d(np.arange(len(ids)), in_part)
         found = part([ids[row] for row in in_part])
-        if len(others):
-            found = torch.cat([found, whole(others)])
+        if not len(others):  # as in most batches of these masks
+            return found
+        found = torch.cat([found, whole(others)])
         return found[to_device(np.argsort([*in_part, *others]), found.device)]
 
     def _inside(self, windows: int, box: Box, device: torch.device) -> Tensor:
