@@ -81,7 +81,7 @@ class SeriesExplainer:
         (explanation,) = self.explain.explain(image[None].to(self.device), self.network, cases=[case])
         item["explanation"] = explanation
         item["saliency"] = with_meta_of(image, explanation.saliency.to(image.device))
-        nearest = self.explain.masks.by_region
+        nearest = self.explain.by_region
         return Invertd("saliency", self.preprocessing, orig_keys="image", nearest_interp=nearest)(item)
 
 

@@ -152,7 +152,7 @@ class AttachedHandler(SaliencyHandler):
             None if key is None else engine.data_loader,
             self.image_key,
             self.saliency_key,
-            self.inferer.masks.by_region,
+            self.inferer.by_region,
             settings.keeps_place,
             f"{settings.prefix}keeps_place",
         )

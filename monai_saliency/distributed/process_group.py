@@ -18,12 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError, root_cause
-from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import Job, PerturbationInferer, Sharing
-from monai_saliency.inferers.row_check import RowsDepend
-from monai_saliency.inferers.sharing import WorkerScores, take_scores
+from monai_saliency.inferers.runner import Run, Share, of_part
+from monai_saliency.inferers.scores import Report
+from monai_saliency.inferers.walk import Walk
+from monai_saliency.networks.identity import network_fingerprint
+from monai_saliency.networks.runtime import runtime_settings
 from monai_saliency.sharding import Part, rank_of
+from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.utils.arguments import check_option
+from monai_saliency.utils.precision import chosen_arithmetic
 from monai_saliency.utils.tensors import with_meta_of
 
 
@@ -48,26 +53,48 @@ def _told(error: Exception) -> tuple[str, str]:
     return (cause.case, cause.problem) if isinstance(cause, CaseError) else ("", f"{type(cause).__name__}: {cause}")
 
 
-def merge_over_ranks(states: Sequence[CaseState], group: dist.ProcessGroup | None = None) -> None:
-    """Gather the scores of all ranks; each rank has scored another part of the same images' masks."""
-    rank, count = rank_of(group)
-    if count > 1:
-        everyones = from_all_ranks([WorkerScores.of(state) for state in states], group=group)
-        _check_same(everyones)
-        take_scores(states, everyones, rank)
-        for state in states:
-            state.search.next_round()
+class RankShare(Share):
+    """All ranks run a part of each round's batches, and exchange their scores at its end."""
+
+    def __init__(self, network: Any, group: dist.ProcessGroup | None) -> None:
+        self.network, self.group = network, group
+        self.rank, self.count = rank_of(group)
+        self.told = False  # whether all ranks know of what fails here
+
+    def begin(self, walks: Sequence[Walk], deciding: Callable[[], Mapping[str, Any]]) -> None:
+        given = {**deciding(), "autocast or TF32": [*chosen_arithmetic(), runtime_settings(self.network)]}
+        hashes = {name: _hash(value) for name, value in given.items()}
+        hashes["the network"] = network_fingerprint(self.network, kept=True)
+        for walk in walks:
+            walk.scores.made_by = {**hashes, "masks": repr(walk.masks.key)}
+
+    def mine(self, batches: list[list[Run]]) -> list[list[Run]]:
+        self.told = False
+        return of_part(batches, Part(self.rank, self.count))
+
+    def gather(self, walks: Sequence[Walk]) -> None:
+        self.told = True
+        ranks = from_all_ranks([walk.scores.report() for walk in walks], group=self.group)
+        _check_same(ranks)
+        for number, walk in enumerate(walks):
+            walk.scores.gather([reports[number] for reports in ranks], self.rank)
 
 
-def _check_same(ranks: Sequence[Sequence[WorkerScores]]) -> None:
+def _hash(value: Any) -> str | None:
+    try:
+        return fingerprint(value)
+    except Unfingerprintable:
+        return None
+
+
+def _check_same(ranks: Sequence[Sequence[Report]]) -> None:
     """Refuse ranks that hold different images, or have other settings."""
     for rank, theirs in enumerate(ranks):
         found = [] if len(theirs) == len(ranks[0]) else [f"the number of images ({len(ranks[0])} and {len(theirs)})"]
         for ours, other in zip(ranks[0], theirs, strict=False):
-            if ours.name != other.name:
-                found.append(f"the image ({ours.name} and {other.name})")
-            if ours.one_by_one == other.one_by_one:  # else some begin anew, see `take_scores`
-                found += ours.differences(other)
+            if ours.case != other.case:
+                found.append(f"the image ({ours.case} and {other.case})")
+            found += ours.differences(other)
         if found:
             raise ValueError(
                 "ranks share the masks of an image, so each must be given the same images in the same order, and have "
@@ -100,28 +127,16 @@ class MasksOverRanks(Sharing):
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
 
-    def score(self, inferer: PerturbationInferer, job: Job) -> list[CaseState]:
+    def score(self, inferer: PerturbationInferer, job: Job) -> list[Explanation | None]:
         """Score a batch of images; see :meth:`Sharing.score <monai_saliency.inferers.inferer.Sharing.score>`."""
         job = replace(job, network=_unwrapped(job.network))
-        rank, count = rank_of(self.group)
-        if job.part is not None or count == 1:
+        if job.part.count > 1 or rank_of(self.group)[1] == 1:
             return inferer.score_here(job)
-        met = False
-
-        def meet(states: Sequence[CaseState]) -> None:
-            nonlocal met
-            met = True  # from here on all ranks know of what fails here
-            try:
-                merge_over_ranks(states, self.group)
-            except RowsDepend:
-                met = False  # those that ran batches begin anew, and the others wait here for them
-                raise
-            met = all(state.complete for state in states)
-
+        share = RankShare(job.network, self.group)
         try:
-            return inferer.score_here(replace(job, part=Part(rank, count)), meet)
+            return inferer.score_here(job, share)
         except Exception as error:
-            if not met:
+            if not share.told:
                 from_all_ranks(None, error, self.group)
             raise
 

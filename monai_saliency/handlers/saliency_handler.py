@@ -68,7 +68,7 @@ class Batch:
 class SaliencyHandler:
     """Explains every batch right after the evaluator's own forward, and leaves its predictions untouched.
 
-    What is explained must be what was predicted, or the case fails (:mod:`monai_saliency.inferers.row_check`).
+    What is explained must be what was predicted, or the case fails (:mod:`monai_saliency.inferers.preflight`).
 
     A background thread makes the map of each case, and takes it through the postprocessing (``Invertd``,
     ``SaveSaliencyd``, ...) and into the summary, while the network explains the next case. At most two cases wait for
@@ -432,8 +432,12 @@ def _on_host(item: Item, explanation: Explanation, saliency_key: Any, error_key:
     copied = {}
     for key, value in whole.items():
         copied[key] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
-    changes: dict[str, Any] = {"saliency": copied[saliency_key], "disagreement": copied.get("disagreement")}
-    for name in ("scores", "reference_scores", "hidden_scores", "noise"):
+    changes: dict[str, Any] = {"maps": copied[saliency_key]}
+    for name in ("scores", "reference_scores", "hidden_scores"):
         value = getattr(explanation, name)
         changes[name] = None if value is None else value.detach().cpu()
-    return copied, replace(explanation, **changes)
+    on_host = replace(explanation, **changes)
+    # What is computed when it is first read has been computed, of scores on the device.
+    noise = None if explanation.noise is None else explanation.noise.detach().cpu()
+    vars(on_host).update(noise=noise, disagreement=copied.get("disagreement"))
+    return copied, on_host

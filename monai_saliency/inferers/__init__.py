@@ -4,6 +4,5 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory
-from monai_saliency.inferers.sharing import merged
 
-__all__ = ["Explanation", "PatchMemory", "PerturbationInferer", "choose_fill", "merged"]
+__all__ = ["Explanation", "PatchMemory", "PerturbationInferer", "choose_fill"]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.walk import Walk
 from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.precision import accumulation_dtype
@@ -28,15 +28,14 @@ class CasePatches:
 
     def __init__(
         self,
-        state: CaseState,
+        walk: Walk,
         sums: torch.Tensor,
         weight_sum: torch.Tensor,
         volume: torch.Tensor,
         grid: PatchGrid,
         first_slot: int,
     ) -> None:
-        self.state = state
-        self.target = state.target
+        self.masks, self.target = walk.masks, walk.target
         self.grid = grid
         self.first_slot = first_slot
         self.trims = find_trims(grid, self.target.reach())
@@ -48,25 +47,27 @@ class CasePatches:
         self.weight_sum = weight_sum[self.box].clone()
         # A copy, since the target may hold on to what it was bound to.
         self.volume = None if self.target.additive else volume.clone()
-        self.reference_scores = state.search.reference_scores
+        self.reference_scores = walk.scores.reference
         self._contributions: dict[tuple, torch.Tensor] = {}
 
-    def begin(self, start: int, stop: int, first_slot: int) -> np.ndarray:
-        """Find the patches that the masks of rows [start, stop) change, and give slots to their contents."""
+    def begin(self, ids: Sequence[Id], first_slot: int) -> np.ndarray:
+        """Find the patches that some masks change, and give slots to their contents: rows of a mask's place in ``ids``
+        and a patch.
+        """
         # Rows (i, patch, j): the i-th mask changes the patch, and the j-th is the first that changes it the same way.
-        touches = find_touches(self.state.masks, self.grid, self.trims, self.state.images.ids(start, stop))
+        touches = find_touches(self.masks, self.grid, self.trims, ids)
         new = touches[touches[:, 0] == touches[:, 2], :2]
         # Both ascend by mask, then by patch.
         count = [len(self.grid.boxes), 1]
         slots = first_slot + np.searchsorted(new @ count, touches[:, [2, 1]] @ count)
-        self._swaps: dict[int, list[Swap]] = {}
+        self._swaps: dict[Id, list[Swap]] = {}
         for (number, patch, _), slot in zip(touches.tolist(), slots.tolist(), strict=True):
-            self._swaps.setdefault(start + number, []).append(Swap(patch, self.first_slot + patch, slot))
-        return new + np.array([start, 0])
+            self._swaps.setdefault(ids[number], []).append(Swap(patch, self.first_slot + patch, slot))
+        return new
 
-    def swaps(self, row: int) -> list[Swap]:
-        """The patches that a row's mask changes."""
-        return self._swaps.get(row, [])
+    def swaps(self, mask: Id) -> list[Swap]:
+        """The patches that a mask changes."""
+        return self._swaps.get(mask, [])
 
     def trim(self, patch: int, output: torch.Tensor) -> torch.Tensor:
         """A copy of what the target needs of the output ``(C, *box)`` of a patch."""
@@ -75,9 +76,9 @@ class CasePatches:
             return output[inside].clone()
         return torch.stack([output[channel][inside[1:]] for channel in self.channels])
 
-    def score(self, row: int, take: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        """Scores ``(K,)`` of a row's mask; ``take`` gives the outputs of its patches."""
-        swaps = self.swaps(row)
+    def score(self, mask: Id, take: Callable[[int], torch.Tensor]) -> torch.Tensor:
+        """Scores ``(K,)`` of a mask; ``take`` gives the outputs of its patches."""
+        swaps = self.swaps(mask)
         if not swaps:
             return self.reference_scores
         box = around(self.trims[swap.patch] for swap in swaps)

@@ -8,15 +8,12 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
-from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.ensemble_state import EnsembleState
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.inferers.progress import Progress
@@ -46,25 +43,19 @@ class Assignment:
 
 @dataclass(frozen=True)
 class ScoredCase:
-    """A case that is scored. Its map is made when it is first read, so that another thread can do it.
+    """A case that is scored.
 
     Attributes:
         index: its place in the batch.
-        state: its scores.
+        explanation: its explanation, whose map is made when it is first read, so that another thread can do it.
         claim: to be closed when the case is written.
         seconds: how long scoring it took; of cases that were scored together, each its share.
     """
 
     index: int
-    state: CaseState | EnsembleState
+    explanation: Explanation
     claim: ExitStack
     seconds: float
-
-    @cached_property
-    def explanation(self) -> Explanation:
-        """The case's explanation."""
-        with torch.no_grad():
-            return self.state.explanation()
 
 
 @dataclass(frozen=True)
@@ -196,41 +187,31 @@ class CohortExplainer:
                 f"part {part.index + 1} of {part.count} of {names} is to be done here, but its scores cannot be kept, "
                 "so parts cannot come together: let workers share cases (--saliency_split cases)"
             )
-        begun, states = time.perf_counter(), None
+        begun, found = time.perf_counter(), None
         try:
             held = {name: torch.cat([each.held[name] for each in claimed]) for name in claimed[0].held}
             inputs = inferer.inputs.join(images, held)
-            scored = self._assigned(inferer).score(inputs, self.network, cases=cases, stored=stored, part=part)
-            states = [self._finished(state) for state in scored]
+            found = self._assigned(inferer).score(inputs, self.network, cases=cases, stored=stored, part=part)
         except Exception as error:
             if len(claimed) == 1 or self.failures is None:
                 self.refuse(cases[0].name, error)
                 return
         # The error is gone by now, and with it the memory that its frames held.
-        if states is None:
+        if found is None:
             for i, each in enumerate(claimed):
                 self._explain(images[i : i + 1], [each], write, inferer)
             return
         seconds = (time.perf_counter() - begun) / len(claimed)  # scores were checked, so the device has come to its end
-        for each, state in zip(claimed, states, strict=True):
+        for each, explanation in zip(claimed, found, strict=True):
+            if explanation is None:
+                self.waiting.append(each.case.name)
             # Whoever completes a case by its part holds all of it.
-            if state is not None and (part.count == 1 or self._claim(each.case.name, WHOLE, each.claim)):
-                write(ScoredCase(each.index, state, each.claim, seconds))
-            else:
-                each.claim.close()
+            elif part.count == 1 or self._claim(each.case.name, WHOLE, each.claim):
+                write(ScoredCase(each.index, explanation, each.claim, seconds))
+                continue
+            each.claim.close()
 
     def _assigned(self, inferer: PerturbationInferer) -> PerturbationInferer:
         """An inferer with the progress bar of the whole run, or without one where the assignment is quiet."""
         shown = False if self.assignment.quiet else self.progress if inferer.progress else inferer.progress
         return inferer if shown is inferer.progress else inferer.replace(progress=shown)
-
-    @torch.no_grad()
-    def _finished(self, state: CaseState | EnsembleState) -> CaseState | EnsembleState | None:
-        """A case whose scores are all there; None where other parts are missing."""
-        if self.assignment.part.count > 1:
-            state.take_stored()
-            if not state.complete:
-                self.waiting.append(state.case.name)
-                return None
-        state.finish()
-        return state

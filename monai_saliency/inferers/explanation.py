@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.masks.base import BoundMasks, Id, Observed
 from monai_saliency.targets.base import BoundTarget, label_name
 from monai_saliency.utils.arguments import written
@@ -30,32 +30,32 @@ TIMES_NOISE = 5
 class Explanation:
     """The explanation of one case.
 
+    Its map, the standard error and the noise are computed when they are first read, so that another thread can do it
+    while the network runs.
+
     Attributes:
         name: the case's name.
-        saliency: the map ``(K, *spatial)``, on the image's device, in the score's unit; ``(K * C, *spatial)`` where
-            channels have masks of their own.
         scores: ``(N, K)``, one row a mask.
         ids: the mask of each row of ``scores``, N of them.
         reference_scores: ``(K,)``, of the unperturbed image.
         target: the target, bound to the case.
-        masks: the masks, bound to the case.
+        masks: the masks, bound to the case; None for methods that make their maps themselves.
         num_forwards: what went through the network for this case. Images: the masks and the unperturbed image, less
             the masks whose scores were stored; or patches of images, where their outputs are remembered
             (:mod:`monai_saliency.inferers.patches`). Not counted is what is run to check that the rows of a batch are
-            independent (:mod:`monai_saliency.inferers.row_check`), and the image with everything hidden.
+            independent (:mod:`monai_saliency.inferers.preflight`), and the image with everything hidden.
         per_prediction: how many forwards one prediction of the image is: 1, or its number of patches.
-        noise: ``(K,)``, how large a value of each map can be by chance, see
-            :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.
-        estimator: what made the map of the scores.
+        estimator: what makes the map of the scores; None for methods that make their maps themselves.
         observed: what each search has asked for, with the scores: one for each explained score where masks depend on
             scores, else one for all; of an ensemble whose masks depend on scores, of all its members.
         stopped: why no further masks were scored, in words; empty where masks do not depend on scores.
         hidden_scores: ``(K,)``, with the whole image replaced by the fill; None for methods that make their maps
             themselves.
-        disagreement: of the map's shape and unit, at least 0: the standard deviation between the maps of the members of
-            an :class:`~monai_saliency.networks.Ensemble` (of a sample, divided by k - 1). Then the map and the scores
-            are the members' means; where masks depend on scores, the rows of all members follow each other. None for a
-            single network.
+        rounding: how far a score may be off by the network's precision, relative to the largest one.
+        maps: the map, where the method itself has made it.
+        kind: the meaning of the values of such a map.
+        members: the explanations of the members of an :class:`~monai_saliency.networks.Ensemble`. Then the map and the
+            scores are the members' means; where masks depend on scores, the rows of all members follow each other.
 
     Example::
 
@@ -70,20 +70,67 @@ class Explanation:
     __repr__ = written
 
     name: str
-    saliency: torch.Tensor
     scores: torch.Tensor
     ids: Sequence[Id]
     reference_scores: torch.Tensor
     target: BoundTarget
-    masks: BoundMasks
+    masks: BoundMasks | None
     observed: Sequence[Observed]
     num_forwards: int
-    noise: torch.Tensor | None = None
     per_prediction: int = 1
     estimator: Estimator | None = None
     stopped: str = ""
-    disagreement: torch.Tensor | None = None
     hidden_scores: torch.Tensor | None = None
+    rounding: float = 0.0
+    maps: torch.Tensor | None = None
+    kind: Meaning | None = None
+    members: Sequence[Explanation] = ()
+
+    @cached_property
+    def saliency(self) -> torch.Tensor:
+        """The map ``(K, *spatial)``, on the image's device, in the score's unit; ``(K * C, *spatial)`` where channels
+        have masks of their own.
+        """
+        if self.maps is not None:
+            return self.maps
+        with torch.no_grad(), stage("map"):
+            if self.members:
+                return torch.stack([member.saliency for member in self.members]).mean(dim=0)
+            estimator: Any = self.estimator
+            return torch.cat([estimator.compute(observed) for observed in self.observed])
+
+    @cached_property
+    def disagreement(self) -> torch.Tensor | None:
+        """Of the map's shape and unit, at least 0: the standard deviation between the maps of an ensemble's members (of
+        a sample, divided by k - 1). None for a single network.
+        """
+        if not self.members:
+            return None
+        with torch.no_grad():
+            return torch.stack([member.saliency for member in self.members]).std(dim=0)
+
+    @cached_property
+    def noise(self) -> torch.Tensor | None:
+        """``(K,)``, how large a value of each map can be by chance, see
+        :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known. Where each member of an
+        ensemble has masks of its own, the mean of theirs.
+        """
+        if self.estimator is None:
+            return None
+        with torch.no_grad():
+            noise = joined([self.estimator.noise(observed, self.rounding) for observed in self.observed])
+        return None if noise is None else noise.unflatten(0, (-1, len(self.reference_scores))).mean(dim=0)
+
+    @cached_property
+    def meaning(self) -> Meaning:
+        """The meaning of the map's values."""
+        if self.estimator is not None and self.masks is not None:
+            return self.estimator.meaning(self.masks)
+        kind = self.kind or Meaning()
+        if kind.largest or self.maps is None:
+            return kind
+        words = f"{kind.words}, on this scan's own scale"
+        return kind._replace(largest=float(self.maps.abs().max()) or 1.0, words=words)
 
     @cached_property
     def standard_error(self) -> torch.Tensor | None:
@@ -132,7 +179,9 @@ class Explanation:
         support the score, and where it may be chance: within five times the noise.
         """
         found = torch.full((len(self.reference_scores),), math.nan, dtype=torch.float64)
-        one_for_all = self.masks.channels is None and (self.disagreement is None or not self.masks.adaptive)
+        if self.masks is None:
+            return found
+        one_for_all = self.masks.channels is None and not (self.members and self.masks.adaptive)
         rows = self.masks.places(self.ids) if one_for_all else []
         ids, scores = [self.ids[row] for row in rows], self.scores.double().cpu()[rows]
         noises = [0.0] * len(found) if self.noise is None else self.noise.nan_to_num().tolist()
@@ -158,7 +207,8 @@ class Explanation:
     def _largest(self, values: Callable[[Observed, torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """The largest absolute value of each score's rows, its unperturbed one among them, ``(K,)``."""
         found = []
-        for observed in self.observed:
+        all_scores = Observed(None, self.reference_scores, self.ids, self.scores)  # type: ignore[arg-type]
+        for observed in self.observed or [all_scores]:
             scores = torch.cat([observed.reference_scores[None], observed.scores])
             found.append(values(observed, scores).abs().amax(dim=0))
         return torch.cat(found).unflatten(0, (-1, len(self.reference_scores))).amax(dim=0)
@@ -179,7 +229,8 @@ class Explanation:
         """The content of each map: its class or channel, the image's channel (None where a map is of all), and
         the unperturbed image's score.
         """
-        channels = [None] if self.masks.channels is None else range(self.masks.channels)
+        has_own = self.masks is not None and self.masks.channels is not None
+        channels = range(self.masks.channels) if has_own else [None]
         scores = zip(self.target.labels, self.reference_scores.tolist(), strict=True)
         return [(label, channel, score) for label, score in scores for channel in channels]
 

@@ -18,8 +18,8 @@ from monai_saliency.inferers.cohort_explainer import Keeper
 from monai_saliency.inferers.explanation import FILL_LEAVES, share_left
 from monai_saliency.inferers.forward import evaluating
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.preflight import output_alone
 from monai_saliency.inferers.progress import following
-from monai_saliency.inferers.row_check import output_alone
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.utils.tensors import blend, plain
@@ -140,9 +140,9 @@ def _tried(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case, 
         kept = keeper(inferer, network, [case]) or []
         for stored in kept:
             stored.resume(before, repr(masks.key), bound.vouch)
-        known = [scores for stored in kept for _, _, scores in stored.ranges()]
+        known = [scores for stored in kept for _, scores in stored.load()]
         if known:
-            scores = torch.from_numpy(known[0])
+            scores = known[0]
         else:
             halved = []
             for candidate in auto.candidates.values():
@@ -150,7 +150,7 @@ def _tried(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case, 
                 halved += [bound(output(image))[0].clone() for image in _halved(case.image, fill, masks)]
             scores = torch.stack(halved)
             for stored in kept:
-                stored.add(0, len(scores), scores)
+                stored.add(range(len(scores)), scores)
                 stored.flush()
     scores = scores.unflatten(0, (len(auto.candidates), -1)).to(before)
     changes = (before - scores).double().cpu()

@@ -31,7 +31,7 @@ Call = Callable[[torch.Tensor, Mapping[Any, torch.Tensor]], Any]
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 #: errors of networks that were given something else than they take
-_OF_SHAPES = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
+OF_SHAPES = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 
 _STEPS = 5  # from a callable to the modules that it holds: a partial, its method, its object, a list, a module
 
@@ -118,7 +118,7 @@ class Forward:
             except Exception as error:
                 # What the network has changed in place cannot be run again.
                 if size == 1 or not _is_out_of_memory(error) or tensor_version(batch) != version:
-                    if ("ran", kind) not in fits and type(error) in _OF_SHAPES:
+                    if ("ran", kind) not in fits and type(error) in OF_SHAPES:
                         error.args = (f"{_given_to(self.network, batch)}: {error}",)
                     raise
             # Here the error is gone, and with it the tensors that its traceback held.

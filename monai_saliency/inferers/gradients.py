@@ -12,7 +12,7 @@ captum and MONAI have the same methods for one image of a classifier; tests hold
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,9 @@ from monai.inferers import SimpleInferer
 
 from monai_saliency.errors import CaseError
 from monai_saliency.gradients.base import GradientMethod, NetworkCalls
-from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.walk import Walk
 from monai_saliency.inferers.whole_method import WholeMethodInferer, WholeMethodRun
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.runtime import plain_network, runtime_settings
@@ -44,19 +45,17 @@ class GradientInferer(WholeMethodInferer):
         method = instance("method", method, GradientMethod, words)
         super().__init__(method, target, *args, meaning=method.meaning, **settings)
 
-    def explain_case(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
+    def explain_case(self, forward: Forward, walk: Walk, split: SplitInputs, index: int) -> Explanation:
         # Where the caller infers, nothing could be differentiated.
         with torch.inference_mode(False), torch.no_grad():
-            _Run(self, forward, states, split, index).explain()
+            return _Run(self, forward, walk, split, index).explain()
 
 
 class _Run(WholeMethodRun):
     """One case, explained by a white-box method: one image at a time, so that no row depends on another."""
 
-    def __init__(
-        self, inferer: GradientInferer, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int
-    ) -> None:
-        super().__init__(forward, states, split, index)
+    def __init__(self, inferer: GradientInferer, forward: Forward, walk: Walk, split: SplitInputs, index: int) -> None:
+        super().__init__(inferer, forward, walk, split, index)
         self.method, self.target = inferer.method, inferer.target
         # Its layers are watched by their own names, uncompiled.
         self.calls = NetworkCalls(
@@ -71,9 +70,9 @@ class _Run(WholeMethodRun):
         traced: Any = run
         self.tracing = replace(forward, inferer=traced)
 
-    def explain(self) -> None:
-        """Differentiate, and put the map and the scores into the case's state."""
-        image, fill = (each.detach().clone() for each in (self.state.case.image, self.state.images.fill))
+    def explain(self) -> Explanation:
+        """Differentiate, and make the map of the mean."""
+        image, fill = (each.detach().clone() for each in (self.walk.case.image, self.walk.images.fill))
         output = tree_map(copied, self.run(image[None]))
         bound = self.begin(output)
         if bound.vouch is not None and torch.equal(self.method.at(len(self.method) - 1, image, fill), image):
@@ -83,8 +82,7 @@ class _Run(WholeMethodRun):
         scores = torch.cat([scores, filled])
         self.refuse_flat(bound, torch.cat([bound(output), scores]))
         maps = torch.stack([self.method.map(each, image, fill) for each in sums])
-        self.finish(maps, scores)
-        self.state.forwards_here += len(scores) + 1
+        return self.explanation(maps, scores)
 
     def refuse_flat(self, bound: BoundTarget, scores: torch.Tensor) -> None:
         """Refuse a score without a derivative that changes from image to image, ``(images, K)``. One that is the same
@@ -93,7 +91,7 @@ class _Run(WholeMethodRun):
         for k, label in enumerate(map(label_name, bound.labels)):
             here = scores[:, k]
             # Recording for autograd may round otherwise, which the first and the last are without.
-            changed = bool(here[0] != here[-1]) or not self.rows.same(here, here[:1].expand_as(here))
+            changed = bool(here[0] != here[-1]) or not self.rounding.same(here, here[:1].expand_as(here))
             if changed and (self.calls.broken or k not in self.calls.moved):
                 why = (
                     f"for {label} it is zero at all {len(here)} images, though the score is {here[0]:.8g} and, at the "

@@ -18,20 +18,25 @@ from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.simple import ConstantFill
-from monai_saliency.inferers.batches import batch_size, rows_in_batch
-from monai_saliency.inferers.case_search import CaseSearch
-from monai_saliency.inferers.case_state import CaseState, bound_target
-from monai_saliency.inferers.ensemble_state import EnsembleState
+from monai_saliency.inferers.ensemble import of_members
 from monai_saliency.inferers.explanation import Explanation, warned
 from monai_saliency.inferers.forward import Forward, evaluating
-from monai_saliency.inferers.loop import Meet, Scorer, WholeImages, run_rounds
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
 from monai_saliency.inferers.perturbation import Perturbation
+from monai_saliency.inferers.preflight import output_alone, rows_depend
 from monai_saliency.inferers.progress import Progress, following
-from monai_saliency.inferers.row_check import RowsDepend, output_alone, say_once
-from monai_saliency.inferers.score_watch import ScoreWatch
-from monai_saliency.inferers.sharing import note_origin
+from monai_saliency.inferers.runner import (
+    Scorer,
+    Share,
+    StoredShare,
+    WholeImages,
+    batch_size,
+    explanations,
+    rows_in_batch,
+)
+from monai_saliency.inferers.scores import Scores
+from monai_saliency.inferers.walk import Walk, bound_target
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.rise import MCRISEMasks
 from monai_saliency.networks.ensemble import Ensemble
@@ -58,7 +63,7 @@ class Job:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     cases: Sequence[Case] | None = None
     stored: Sequence[StoredScores] | None = None
-    part: Part | None = None
+    part: Part = WHOLE
     targets: Sequence[BoundTarget] | None = None
 
 
@@ -104,6 +109,8 @@ class PerturbationInferer(Inferer):
 
     __repr__ = written
 
+    needs_masks = True
+
     def __init__(
         self,
         masks: Masks,
@@ -120,7 +127,7 @@ class PerturbationInferer(Inferer):
         sharing: Sharing | None = None,
     ) -> None:
         super().__init__()
-        _check_settings(locals())
+        _check_settings(locals(), self.needs_masks)
         self.mask_batch_size = batch_size(mask_batch_size)
         self.sharing = instance("sharing", sharing, Sharing, "MasksOverRanks() or another Sharing", none=True)
         self.masks = masks
@@ -144,6 +151,11 @@ class PerturbationInferer(Inferer):
     def settings(self) -> dict[str, Any]:
         """All settings, by the names of the arguments."""
         return {name: value for name, value in vars(self).items() if name != "_made"}
+
+    @property
+    def by_region(self) -> bool:
+        """Whether masks hide whole regions, so that a map is flat in each region."""
+        return self.masks is not None and self.masks.by_region
 
     @property
     def deciding(self) -> dict[str, Any]:
@@ -203,9 +215,11 @@ class PerturbationInferer(Inferer):
             if cases is not None:
                 raise ValueError("`cases` have labels, spacing and names: give either these or `cases`")
             cases = cases_of(self.inputs.split(inputs).meta, labels, spacing, names)
-        states = self.score(inputs, network, *args, cases=cases, stored=stored, **kwargs)
-        with torch.no_grad():
-            return warned([state.explanation() for state in states])
+        found = self.score(inputs, network, *args, cases=cases, stored=stored, **kwargs)
+        explained = [explanation for explanation in found if explanation is not None]  # all: nothing is left to others
+        for explanation in explained:
+            _ = explanation.saliency
+        return warned(explained)
 
     def score(
         self,
@@ -214,16 +228,16 @@ class PerturbationInferer(Inferer):
         *args: Any,
         cases: Sequence[Case] | None = None,
         stored: Sequence[StoredScores] | None = None,
-        part: Part | None = None,
+        part: Part = WHOLE,
         **kwargs: Any,
-    ) -> list[Any]:
-        """Score a batch of images, or a part of their masks. Maps can be made once all parts are in one place.
+    ) -> list[Explanation | None]:
+        """Run the network for a batch of images, or for a part of their masks. The maps are made when they are read.
 
-        Batches are the same whoever scores them, so that the scores are the same to the bit. The first batch, which
-        holds the unperturbed image, is in every part: it decides what is explained.
+        Batches are the same whoever runs them, so that the scores are the same to the bit. The first batch, which holds
+        the unperturbed image, is in every part: it decides what is explained.
 
-        A part is a part of the first round of masks. Whoever finds a round complete, by the scores on disk, scores all
-        rounds behind it.
+        A part is a part of the first round of masks, and needs ``stored``. Whoever finds a round complete, by the
+        scores on disk, runs all rounds behind it.
 
         Args:
             inputs: as for :meth:`explain`.
@@ -235,18 +249,20 @@ class PerturbationInferer(Inferer):
             kwargs: passed on to the inner inferer.
 
         Returns:
-            the cases with their scores: a :class:`CaseState` each, of an ensemble an :class:`EnsembleState`.
+            the explanations; None for a case whose other parts are still to be run.
         """
         callable_network(network)
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
+        if part.count > 1 and stored is None:
+            raise ValueError("a `part` of the masks needs `stored`: the parts of a case come together on disk")
         job = Job(inputs, network, args, kwargs, cases, stored, part)
         return self._score_members(network, job) if isinstance(network, Ensemble) else self._score_one(job)
 
-    def _score_one(self, job: Job) -> list[CaseState]:
+    def _score_one(self, job: Job) -> list[Explanation | None]:
         return self.score_here(job) if self.sharing is None else self.sharing.score(self.replace(sharing=None), job)
 
-    def _score_members(self, ensemble: Ensemble, job: Job) -> list[EnsembleState]:
+    def _score_members(self, ensemble: Ensemble, job: Job) -> list[Explanation | None]:
         """Score by one member after another, for targets that are bound to the mean of their outputs."""
         split = self.inputs.split(job.inputs)
         cases = _known_cases(job.cases, split)
@@ -261,42 +277,44 @@ class PerturbationInferer(Inferer):
             kept = job.stored and [stored.beside(f"member-{number}") for stored in job.stored]
             alone = [replace(case, prediction=None) for case in cases]
             members.append(self._score_one(replace(job, network=member, cases=alone, stored=kept, targets=targets)))
-        return [EnsembleState(states) for states in zip(*members, strict=True)]
+        return [of_members(explanations) for explanations in zip(*members, strict=True)]
 
-    def score_here(self, job: Job, meet: Meet | None = None) -> list[CaseState]:
-        """Score in this process; what a :class:`Sharing` calls."""
+    def score_here(self, job: Job, share: Share | None = None) -> list[Explanation | None]:
+        """Score in this process; what a :class:`Sharing` calls, with how workers exchange scores."""
         with torch.no_grad(), evaluating(job.network), following(self.progress) as progress:
-            try:
-                return self._score(job, meet, progress)
-            except RowsDepend as error:
-                found = str(error)
-            # Scores of batches must not be taken for scores of single images.
-            say_once(job.network, "images go through the network one at a time, which takes longer", found)
-            alone = job.stored and [stored.beside("one-by-one") for stored in job.stored]
-            return self._score(replace(job, stored=alone), meet, progress, one_by_one=True)
+            return self._score(job, share or StoredShare(job.part), progress)
 
     def forward(self, network: Any, args: Sequence[Any], kwargs: Any) -> Forward:
         """The seam around the calls of a network."""
         return Forward(self.inferer, self.inputs, network, self.output, tuple(args), dict(kwargs or {}), self.autocast)
 
-    def _score(self, job: Job, meet: Meet | None, progress: Progress, one_by_one: bool = False) -> list[CaseState]:
-        """Bind masks, fill and network to the cases, and run the loop."""
-        forward, part = self.forward(job.network, job.args, job.kwargs), job.part or WHOLE
-        states, split = self.start(job.inputs, job.cases, job.stored, job.targets)
-        for state in states:
-            state.one_by_one = one_by_one
-            dtypes = forward.autocast_dtype(state.case.image), state.case.image.dtype
-            state.rounding = score_precision(forward.network, *dtypes)
-        if meet is not None or part.count > 1:
-            further = [forward.args, forward.kwargs, split.held_values]
-            deciding = {**self.deciding, "estimator": self.estimator, "further inputs": further}
-            note_origin(states, deciding, forward.network, with_images=meet is None)
-        size = 1 if one_by_one else rows_in_batch(self.mask_batch_size, states)
+    def _score(self, job: Job, share: Share, progress: Progress) -> list[Explanation | None]:
+        """Bind masks, fill and network to the cases, look at the network, and run it."""
+        forward = self.forward(job.network, job.args, job.kwargs)
+        walks, split = self.start(job.inputs, job.cases, job.stored, job.targets)
+        for walk in walks:
+            dtypes = forward.autocast_dtype(walk.case.image), walk.case.image.dtype
+            walk.scores.rounding = score_precision(forward.network, *dtypes)
+        size = rows_in_batch(self.mask_batch_size, walks)
         scorer: Scorer | None = None
-        if self.patch_memory and not one_by_one and _cuts_patches(self.inferer):
-            scorer = remember(forward, states, PatchMemory() if self.patch_memory is True else self.patch_memory)
-        run_rounds(states, scorer or WholeImages(forward, states, split, size), size, part, meet, progress)
-        return states
+        if self.patch_memory and _cuts_patches(self.inferer):
+            scorer = remember(forward, walks, PatchMemory() if self.patch_memory is True else self.patch_memory)
+        one_by_one = scorer is None and rows_depend(forward, walks[0], split, size)
+        if one_by_one:
+            size = 1
+            for walk in walks:
+                walk.scores.beside("one-by-one")  # scores of batches must not be taken for scores of single images
+        share.begin(walks, lambda: self._deciding_all(forward, split, one_by_one))
+        return explanations(walks, scorer or WholeImages(forward, walks, split, size), size, share, progress)
+
+    def _deciding_all(self, forward: Forward, split: SplitInputs, one_by_one: bool) -> dict[str, Any]:
+        """Everything that decides scores but the network and the images, by what it is called in an error."""
+        return {
+            **self.deciding,
+            "estimator": self.estimator,
+            "further inputs": [forward.args, forward.kwargs, split.held_values],
+            "whether images go through the network one at a time": one_by_one,
+        }
 
     def start(
         self,
@@ -304,27 +322,26 @@ class PerturbationInferer(Inferer):
         cases: Sequence[Case] | None = None,
         stored: Sequence[StoredScores] | None = None,
         targets: Sequence[BoundTarget] | None = None,
-    ) -> tuple[list[CaseState], SplitInputs]:
+    ) -> tuple[list[Walk], SplitInputs]:
         """Bind masks and fill to a batch of images without running anything."""
         split = self.inputs.split(inputs)
         self.inputs.check_inferer(split, self.inferer)
-        count = len(split.images)
-        _check_count("stored", stored, count)
-        states = []
+        _check_count("stored", stored, len(split.images))
+        walks = []
         for index, case in enumerate(_known_cases(cases, split)):
             masks, fill, fill_of = self._bound(case, split.numbers_of(index))
-            search = CaseSearch(case.name, masks)
-            images = Perturbation(case.image, split.held_images[index], fill, fill_of, search)
+            images = Perturbation(case.image, split.held_images[index], fill, fill_of, masks)
             target = self.target if targets is None else targets[index]
-            kept = ScoreWatch(None if stored is None else stored[index], search)
-            states.append(CaseState(case, images, target, self.estimator, kept))
-        return states, split
+            scores = Scores(case.name, None if stored is None else stored[index])
+            walks.append(Walk(case, images, target, self.estimator, scores))
+        return walks, split
 
     def _bound(self, case: Case, numbers: Mapping[str, Number]) -> tuple[BoundMasks, torch.Tensor, Any]:
         """The masks of a case, its fill ``(C, *spatial)``, and what makes the fill of each mask, or None."""
         try:
-            masks = self.masks.bind_with_numbers(numbers, case.image, case.labels, case.spacing)
-            self.estimator.check(masks)
+            masks = self.masks and self.masks.bind_with_numbers(numbers, case.image, case.labels, case.spacing)
+            if masks is not None:
+                self.estimator.check(masks)
             bound = self.fill.bind(case) if isinstance(self.fill, CaseFill) else self.fill
             fill = bound(case.image[None])
         except ValueError as error:
@@ -358,7 +375,7 @@ class Sharing(ABC):
     """How several workers share the masks of a batch of images."""
 
     @abstractmethod
-    def score(self, inferer: PerturbationInferer, job: Job) -> list[CaseState]:
+    def score(self, inferer: PerturbationInferer, job: Job) -> list[Explanation | None]:
         """Score a batch of images together with other workers."""
 
 
@@ -373,7 +390,7 @@ def _cuts_patches(inferer: Any) -> bool:
     return any(isinstance(each, SlidingWindowInferer) for each in (inferer, *getattr(inferer, "__dict__", {}).values()))
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
+def _check_settings(settings: Mapping[str, Any], needs_masks: bool) -> None:
     """Refuse settings that are not what they are taken for."""
     kinds: dict[str, tuple[Any, str]] = {
         "masks": (Masks, "masks such as RISEMasks(1000)"),
@@ -389,7 +406,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
         "autocast": (Mapping, "the arguments of torch.autocast, such as {'dtype': torch.float16}"),
     }
     for name, (kind, words) in kinds.items():
-        needed = name in ("masks", "target", "estimator")
+        needed = name == "target" or (needs_masks and name in ("masks", "estimator"))
         instance(name, settings[name], kind, words, function=name in ("fill", "inferer"), none=not needed)
     words = "a key, an index, several such as ('pred', 0), or a function of the network's output"
     output = settings["output"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,15 +24,15 @@ import torch.nn.functional as F
 from monai.data.utils import compute_importance_map
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
 
-from monai_saliency.inferers.batches import Plan, Rows
 from monai_saliency.inferers.case_patches import CasePatches, cancels
-from monai_saliency.inferers.case_state import CaseState, sampled
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.nnunet import NNUNetInferer
 from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
-from monai_saliency.inferers.perturbation import HIDDEN
-from monai_saliency.inferers.row_check import RowCheck, RowsDepend, run_alone, say_once
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.inferers.perturbation import Whole
+from monai_saliency.inferers.preflight import check_predicted, patches_depend, say_once
+from monai_saliency.inferers.runner import Asks, Run, Scorer
+from monai_saliency.inferers.walk import Walk
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.networks.inputs import TensorInput
 from monai_saliency.networks.outputs import read
 from monai_saliency.utils.patch_grid import PatchGrid
@@ -43,19 +43,19 @@ _EXACT = (SlidingWindowInferer, SlidingWindowInfererAdapt, SliceInferer, NNUNetI
 _EXACT_CALLS = tuple(kind.__call__ for kind in _EXACT)
 
 
-def remember(forward: Forward, states: Sequence[CaseState], limits: PatchMemory) -> RememberedPatches | None:
+def remember(forward: Forward, walks: Sequence[Walk], limits: PatchMemory) -> RememberedPatches | None:
     """Begin to explain by remembered patches: run the unperturbed images and bind their targets."""
     try:
-        for state in states:
-            if state.images.fill_of is not None:
+        for walk in walks:
+            if walk.images.fill_of is not None:
                 raise _NotExact("the fill depends on the whole mask (InpaintFill does)")
-            if reason := next(_problems(forward, state.masks, state.case.image), None):
+            if reason := next(_problems(forward, walk.masks, walk.case.image), None):
                 raise _NotExact(reason)
-        return RememberedPatches(forward, states, limits)
+        return RememberedPatches(forward, walks, limits)
     except _NotExact as error:
         say_once(forward.network, "no patches are remembered, every mask runs whole images", str(error))
-    for state in states:
-        state.forwards_here = 0
+    for walk in walks:
+        walk.scores.forwards = 0
     return None
 
 
@@ -90,13 +90,13 @@ def _problems(forward: Forward, masks: BoundMasks, image: torch.Tensor) -> Itera
         )
 
 
-class RememberedPatches:
+class RememberedPatches(Scorer):
     """Scores the rows of some cases by patches: the cases of one call on their way through patches of the network."""
 
-    def __init__(self, forward: Forward, states: Sequence[CaseState], limits: PatchMemory) -> None:
+    def __init__(self, forward: Forward, walks: Sequence[Walk], limits: PatchMemory) -> None:
         inferer: Any = forward.inferer
-        image = states[0].case.image
-        self.forward, self.states = forward, states
+        image = walks[0].case.image
+        self.forward, self.walks = forward, walks
         self.grid = PatchGrid(inferer, image.shape[1:])
         self.padding = {"mode": str(inferer.padding_mode), "value": inferer.cval}
         self.network_device = torch.device(inferer.sw_device or image.device)
@@ -110,85 +110,50 @@ class RememberedPatches:
         self.weight_sum = torch.zeros(image.shape[1:], dtype=image.dtype, device=self.device)
         for box in self.grid.boxes:
             self.weight_sum[box] += self.weights[self.grid.crop].to(self.device)
-        self.num_patches = len(self.grid.boxes)
-        self.batch_size = min(int(inferer.sw_batch_size), self.num_patches * len(states))
+        self.num_patches = self.per_prediction = len(self.grid.boxes)
+        self.batch_size = min(int(inferer.sw_batch_size), self.num_patches * len(walks))
         self.batch = image.new_zeros(self.batch_size, len(image), *self.grid.roi_size)
-        self.check = RowCheck(forward, states, f"in patch batches of {self.batch_size}")
-        # Of each case an unperturbed patch and a perturbed one are compared with the same alone.
-        self._unchecked = {(case, is_perturbed) for case in range(len(states)) for is_perturbed in (False, True)}
-        self._first: tuple[Sequence[int], torch.Tensor] | None = None  # a patch, and what it gave at first
+        # What each case has asked for so far; the unperturbed image comes first.
+        self.names: list[list[Id]] = [[Whole.IMAGE, Whole.HIDDEN] for _ in walks]
+        if problem := patches_depend(forward, walks[0].case.name, self._patch_with_most(), self._run, self.batch_size):
+            raise _NotExact(problem)
         self._advance: Callable[[int], None] = lambda count: None
-        # Rows of slots: a case, a row of its state (0 for the unperturbed image), and a patch.
-        self.slots = np.array([(case, 0, patch) for case in range(len(states)) for patch in range(self.num_patches)])
+        # Rows of slots: a case, the place of an image in its names, and a patch.
+        self.slots = np.array([(case, 0, patch) for case in range(len(walks)) for patch in range(self.num_patches)])
         self.num_unperturbed = self.done = len(self.slots)
         self.uses = np.zeros(self.num_unperturbed, dtype=int)  # how often masks still need the output of a slot
         self.memory = OutputMemory(self.device, limits)
         self.cases = self._start(OutputMemory(self.device, limits))
 
-    def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
+    def plan(self, asks: Asks, batches: Sequence[Sequence[Run]]) -> int:
         """Give slots to the contents of patches that the masks of a round bring."""
-        self._number_slots(spans)
-        swaps = [
-            swap
-            for case, start, stop in self._todo(batches)
-            for row in range(start, stop)
-            for swap in self.cases[case].swaps(row)
-        ]
+        self._number_slots(asks)
+        swaps = [swap for run in self._todo(batches) for mask in run.ids for swap in self.cases[run.case].swaps(mask)]
         self.uses = np.bincount([slot for swap in swaps for slot in swap[1:]], minlength=len(self.slots))
-        if any(state.masks.adaptive for state in self.states):  # later rounds need unperturbed patches again
+        if any(walk.masks.adaptive for walk in self.walks):  # later rounds need unperturbed patches again
             self.uses[: self.num_unperturbed] += 1
         for slot in self.memory:
             if not self.uses[slot]:
                 self.memory.pop(slot)
         # Batches that will give some slots, if nothing is forgotten: each once.
         needed = {slot // self.batch_size for swap in swaps for slot in swap[1:] if slot not in self.memory}
-        total = self.done + sum(len(self._slots_of(number)) for number in needed)
-        return Plan(total, self.done, self.num_patches)
+        return sum(len(self._slots_of(number)) for number in needed)
 
-    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], None]) -> None:
-        """Score the rows of a round that have no scores yet."""
+    def score(self, batches: Sequence[Sequence[Run]], advance: Callable[[int], None]) -> None:
+        """Score the masks of a round that have no scores yet."""
         self._advance = advance
-        todo = self._todo(batches)
-        for index, start, stop in todo:
-            scores = [self.cases[index].score(row, self._take) for row in range(start, stop)]
-            self.states[index].add(start, stop, torch.stack(scores))
-        for index in {index for index, *_ in todo}:
-            self.check.is_predicted(index)
-            self.states[index].forget_prediction()
-        if todo and self._first is not None and not self.check.same(self._first[1], self._alone(self._first[0])):
-            what = "a patch of the unperturbed image gives something else after other patches than before them"
-            self.check.refuse_changed(self._first[0][0], what)
+        for run in self._todo(batches):
+            scores = [self.cases[run.case].score(mask, self._take) for mask in run.ids]
+            self.walks[run.case].scores.add(run.ids, torch.stack(scores))
 
-    def _check(self, entries: Sequence[Sequence[int]], output: torch.Tensor) -> None:
-        """Compare with the same alone: the patch with the most content in a case's first batch, and the patch that
-        changed most in its first perturbed batch.
-        """
-        found: dict[tuple[int, bool], tuple[float, int]] = {}
-        for place, (case, row, patch) in enumerate(entries):
-            key = case, row > 0
-            if key in self._unchecked:
-                unperturbed = self.states[case].case.image[everywhere(self.grid.boxes[patch])]
-                shown = self.batch[place][everywhere(self.grid.crop)] - (unperturbed if row else 0.0)
-                found[key] = max(found.get(key, (-1.0, 0)), (float(shown.abs().sum()), place))
-        self._unchecked -= found.keys()
-        # All are copied first: the next forward may overwrite them.
-        copied = [(entries[place], sampled(output[place : place + 1])[0]) for _, place in found.values()]
-        for entry, here in copied:
-            self._first = self._first or (entry, here)
-            if self.batch_size > 1 and not self.check.same(here, alone := self._alone(entry)):
-                what = "a perturbed patch" if entry[1] else "a patch of the unperturbed image"
-                both = f"mean {float(here.mean()):.6g} {self.check.words} and {float(alone.mean()):.6g} alone"
-                raise RowsDepend(self.states[entry[0]].case.name, f"{what} gives an output with {both}")
-
-    def _alone(self, entry: Sequence[int]) -> torch.Tensor:
-        """A patch's output when run alone: at most 2^20 values of it."""
-        patch = self.batch.new_zeros(1, *self.batch.shape[1:])
-        self._perturb([entry], patch)
-
-        def run(batch: torch.Tensor, words: str) -> torch.Tensor:
-            return sampled(self._run(batch)[:1])[0]
-
-        return cast(torch.Tensor, run_alone(self.forward.network, patch, self.batch_size, run))
+    def _patch_with_most(self) -> torch.Tensor:
+        """The patch of the first image with the largest values, unperturbed and with everything hidden."""
+        image = self.walks[0].case.image
+        contents = torch.stack([image[everywhere(box)].abs().sum() for box in self.grid.boxes])
+        patch = int(contents.nan_to_num(0, 0, 0).argmax())
+        both = self.batch.new_zeros(2, *self.batch.shape[1:])
+        self._perturb([(0, 0, patch), (0, 1, patch)], both)
+        return both
 
     def _take(self, slot: int) -> torch.Tensor:
         """The output of a slot, computed with the rest of its batch if it is not remembered."""
@@ -205,26 +170,24 @@ class RememberedPatches:
         assert output is not None
         return output
 
-    def _todo(self, batches: Sequence[Sequence[Rows]]) -> list[Rows]:
-        """The rows of masks that have no scores yet."""
-        rows = [(case, max(start, 1), stop) for batch in batches for case, start, stop in batch]
-        return [
-            (case, start, stop) for case, start, stop in rows if start < stop and not self.states[case].has(start, stop)
-        ]
+    def _todo(self, batches: Sequence[Sequence[Run]]) -> list[Run]:
+        """The runs with masks that have no scores yet."""
+        return [run for batch in batches for run in batch if self.walks[run.case].scores.missing(run.ids)]
 
     def _start(self, whole: OutputMemory) -> list[CasePatches]:
         """Run the unperturbed images, remember their patches, and bind the targets."""
         cases = []
         for index, sums in enumerate(self._sums(whole)):
-            state, volume = self.states[index], (sums / self.weight_sum)[None]
+            walk, volume = self.walks[index], (sums / self.weight_sum)[None]
             if not bool(torch.isfinite(volume).all()):  # a difference of infinities is NaN
                 raise _NotExact("the network's output of the unperturbed image is not finite everywhere")
             if cancels(volume):
                 raise _NotExact("the network masks voxels by values so large that others are lost in their rounding")
-            state.bind(volume)
-            state.per_prediction = self.num_patches
-            state.forwards_here += self.num_patches
-            cases.append(CasePatches(state, sums, self.weight_sum, volume, self.grid, index * self.num_patches))
+            walk.bind(volume)
+            check_predicted(self.forward, walk, volume)
+            walk.scores.per_prediction = self.num_patches
+            walk.scores.forwards += self.num_patches
+            cases.append(CasePatches(walk, sums, self.weight_sum, volume, self.grid, index * self.num_patches))
             self._hide_everything(index, list(cases[index].trims), volume)
         for slot in whole:
             case, patch = divmod(slot, self.num_patches)
@@ -235,16 +198,16 @@ class RememberedPatches:
 
     def _hide_everything(self, index: int, patches: Sequence[int], volume: torch.Tensor) -> None:
         """Score a case with everything hidden, by the patches that the target reads: by one where all are alike."""
-        state = self.states[index]
+        walk = self.walks[index]
         # One number for all voxels of a channel, which is expanded: its values are not read, nor waited for.
-        steps = zip(state.images.fill.shape[1:], state.images.fill.stride()[1:], strict=True)
+        steps = zip(walk.images.fill.shape[1:], walk.images.fill.stride()[1:], strict=True)
         alike = not any(stride for size, stride in steps if size > 1)
         run, sums = patches[:1] if alike else patches, torch.zeros_like(volume[0])
         parts = [run[first : first + self.batch_size] for first in range(0, len(run), self.batch_size)]
-        outputs = chain.from_iterable(self._forward([(index, HIDDEN, patch) for patch in part]) for part in parts)
+        outputs = chain.from_iterable(self._forward([(index, 1, patch) for patch in part]) for part in parts)
         for patch, output in zip(patches, repeat(next(outputs)) if alike and run else outputs, strict=False):
             sums[everywhere(self.grid.boxes[patch])] += output.to(self.device)
-        state.hidden_scores = state.target((sums / self.weight_sum)[None])[0].clone()
+        walk.scores.hidden = walk.target((sums / self.weight_sum)[None])[0].clone()
 
     def _sums(self, keep: OutputMemory) -> Iterator[torch.Tensor]:
         """The weighted sums ``(C, *spatial)`` of all patches of each unperturbed image; their outputs are kept."""
@@ -274,15 +237,18 @@ class RememberedPatches:
             raise _NotExact(f"the network gives {tuple(output.shape)} for patches {tuple(patches.shape)}")
         return output
 
-    def _number_slots(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Give a slot to each content of a patch that the masks of some rows bring."""
+    def _number_slots(self, asks: Asks) -> None:
+        """Give a slot to each content of a patch that the masks of a round bring."""
         # A new batch begins, so that outputs of earlier rounds can be computed again without these.
         gap = -len(self.slots) % self.batch_size
         tables = [self.slots, np.full((gap, 3), -1)]
         count = len(self.slots) + gap
-        for index, (case, (start, stop)) in enumerate(zip(self.cases, spans, strict=True)):
-            new = case.begin(max(start, 1), max(stop, 1), count)
-            tables.append(np.insert(new, 0, index, axis=1))
+        for index, ask in asks.items():
+            ids = [name for name in ask if not isinstance(name, Whole)]
+            new = self.cases[index].begin(ids, count)
+            places = new + np.array([len(self.names[index]), 0])
+            tables.append(np.insert(places, 0, index, axis=1))
+            self.names[index] += ids
             count += len(new)
         self.slots = np.concatenate(tables)
 
@@ -298,12 +264,12 @@ class RememberedPatches:
         self.done += len(slots)
         self._advance(len(slots))
         for slot, (case, _, patch), output in zip(slots, entries, outputs, strict=True):
-            self.states[case].forwards_here += 1
+            self.walks[case].scores.forwards += 1
             if patch in self.cases[case].trims:
                 yield slot, self.cases[case].trim(patch, output)
 
     def _forward(self, entries: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Run patches (case, row, patch) as one batch; their weighted outputs ``(n, C, *box)``."""
+        """Run patches (case, place, patch) as one batch; their weighted outputs ``(n, C, *box)``."""
         count = len(entries)
         with stage("perturb"):
             # Rows that are left over repeat the first one, so that a batch is the same whenever it is run.
@@ -311,15 +277,13 @@ class RememberedPatches:
         with stage("forward"):
             output = self._run(self.batch)
         # Weighted in the output's own precision, as MONAI does it.
-        weighted = (output[:count] * self.weights).to(output.dtype)[everywhere(everywhere(self.grid.crop))]
-        self._check(entries, output)
-        return weighted
+        return (output[:count] * self.weights).to(output.dtype)[everywhere(everywhere(self.grid.crop))]
 
     def _perturb(self, entries: Sequence[Sequence[int]], out: torch.Tensor) -> None:
         """Write patches ``(n, C, *roi_size)``."""
         parts = out[everywhere(everywhere(self.grid.crop))]
-        for part, (case, row, patch) in zip(parts.split(1), entries, strict=True):
-            self.states[case].images.write(row, row + 1, part, self.grid.boxes[patch])
+        for part, (case, place, patch) in zip(parts.split(1), entries, strict=True):
+            self.walks[case].images.write_box(self.names[case][place], self.grid.boxes[patch], part)
         if any(self.grid.pad):
             out[:] = F.pad(parts, self.grid.pad, **self.padding)
 

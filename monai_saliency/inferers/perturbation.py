@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from enum import Enum
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from monai_saliency.inferers.case_search import CaseSearch
 from monai_saliency.masks.base import BoundMasks, Ids
 from monai_saliency.utils.tensors import Box, everywhere, finite_between
 
-#: the row with the whole image replaced by the fill
-HIDDEN = -1
+
+class Whole(Enum):
+    """The images of a case that no mask makes, named beside the ids of masks."""
+
+    IMAGE = "the unperturbed image"
+    HIDDEN = "the image with everything hidden"
+
 
 # Values of masks, and of fills that depend on the mask, that are made at once, and the most masks without such fills.
 _VALUES, _VALUES_ON_GPU, _MASKS = 2**22, 2**25, 64
 
 
 class Perturbation:
-    """Writes the rows of one case. Row 0 is the unperturbed image, row i + 1 the i-th mask that was asked for. The row
-    :data:`HIDDEN` has everything hidden; it belongs to no round.
+    """Writes the images of one case: :class:`Whole` ones, and one for each mask.
 
     Args:
         image: ``(C, *spatial)``.
@@ -30,7 +33,7 @@ class Perturbation:
         fill: ``(C, *spatial)``; where the fill depends on the mask, of a mask that hides everything.
         fill_of: makes fills ``(n, C, *spatial)`` of the image ``(1, C, *spatial)`` and masks, where they depend on
             these; else None.
-        search: the masks.
+        masks: the case's masks.
     """
 
     def __init__(
@@ -39,75 +42,74 @@ class Perturbation:
         held: Tensor,
         fill: Tensor,
         fill_of: Callable[[Tensor, Tensor], Tensor] | None,
-        search: CaseSearch,
+        masks: BoundMasks,
     ) -> None:
-        self.image, self.held, self.fill, self.fill_of = image, held, fill, fill_of
-        self.search = search
+        self.image, self.held, self.fill, self.fill_of, self.masks = image, held, fill, fill_of, masks
         self.is_finite = finite_between(fill, image)  # whether each voxel has a finite distance to its fill
-        self._group: tuple[int, Tensor, Tensor] | None = None  # the first row, the masks and the fills of a group
+        self._group: tuple[Ids, int, Tensor, Tensor] | None = None  # an ask, a place in it, and masks and fills there
 
-    @property
-    def masks(self) -> BoundMasks:
-        return self.search.masks
-
-    def ids(self, start: int, stop: int) -> Ids:
-        """The masks of rows [start, stop), all behind row 0."""
-        return self.search.ids[start - 1 : stop - 1]
-
-    def hidden_numbers(self, start: int, stop: int) -> np.ndarray:
-        """Which numbers of the case rows [start, stop) hide, bool ``(rows, numbers)``."""
-        first = np.full((int(start <= 0), len(self.masks.numbers)), start == HIDDEN)
-        return np.concatenate([first, self.masks.hidden_numbers(self.ids(max(start, 1), max(stop, 1)))])
+    def hidden_numbers(self, ids: Ids) -> np.ndarray:
+        """Which numbers of the case some images hide, bool ``(n, numbers)``."""
+        whole = [name for name in ids if isinstance(name, Whole)]
+        first = np.zeros((len(whole), len(self.masks.numbers)), dtype=bool)
+        first[[row for row, name in enumerate(whole) if name is Whole.HIDDEN]] = True
+        return np.concatenate([first, self.masks.hidden_numbers(ids[len(whole) :])])
 
     def unperturbed(self) -> Tensor:
         """The image as the network gets it, ``(1, C + H, *spatial)``."""
         return torch.cat([self.image, self.held])[None]
 
-    def write(self, start: int, stop: int, out: Tensor, box: Box | None = None) -> None:
-        """Write rows [start, stop), or their part inside a box, to ``out``, ``(rows, C + H, *spatial)``."""
-        image, fill, held = self.image, self.fill, self.held
-        if box is not None:
-            image, fill, held = image[everywhere(box)], fill[everywhere(box)], held[everywhere(box)]
+    def hidden(self) -> Tensor:
+        """The same with everything hidden."""
+        return torch.cat([self.fill, self.held])[None]
+
+    def write(self, ids: Ids, start: int, stop: int, out: Tensor) -> None:
+        """Write the images ``ids[start:stop]`` to ``out``, ``(stop - start, C + H, *spatial)``. The whole ones, if any,
+        lead ``ids``.
+        """
+        if len(self.held):
+            out[:, len(self.image) :] = self.held
+            out = out[:, : len(self.image)]
+        whole = sum(isinstance(name, Whole) for name in ids[:2])
+        for place in range(start, min(stop, whole)):
+            out[place - start] = self.image if ids[place] is Whole.IMAGE else self.fill
+        if stop <= whole:
+            return
+        for place, masks, fills in self._masks_and_fills(ids, whole, max(start, whole), stop):
+            self.masks.perturb(
+                self.image, fills, masks, self.is_finite, out[place - start : place - start + len(masks)]
+            )
+
+    def write_box(self, name: object, box: Box, out: Tensor) -> None:
+        """Write the part of one image inside a box to ``out``, ``(1, C + H, *spatial)``."""
+        image, fill, held = (each[everywhere(box)] for each in (self.image, self.fill, self.held))
         if len(held):
             out[:, len(image) :] = held
             out = out[:, : len(image)]
-        if start <= 0:
-            out[0] = fill if start == HIDDEN else image
-            start, out = 1, out[1:]
-        if start >= stop:
+        if isinstance(name, Whole):
+            out[0] = image if name is Whole.IMAGE else fill
             return
-        if box is not None:
-            self.masks.perturb(image, fill, self._rendered(start, stop, box), self.is_finite, out, box)
-            return
-        for first, masks, fills in self._masks_and_fills(start, stop):
-            self.masks.perturb(image, fills, masks, self.is_finite, out[first - start : first - start + len(masks)])
+        rendered = self.masks.render([name], box=box).to(image.dtype)
+        self.masks.perturb(image, fill, rendered, self.is_finite, out, box)
 
-    def _rendered(self, start: int, stop: int, box: Box | None = None) -> Tensor:
-        ids = self.ids(start, stop)
-        # Foreign masks need not know boxes.
-        masks = self.masks.render(ids) if box is None else self.masks.render(ids, box=box)
-        return masks.to(self.image.dtype)
-
-    def _masks_and_fills(self, start: int, stop: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """The first row, the masks and the fills ``(n, C, *spatial)`` of some rows each, which together are the rows
-        [start, stop) of a round. They are made in groups at fixed places of the round (law 7).
+    def _masks_and_fills(self, ids: Ids, first: int, start: int, stop: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """A place in ``ids``, and the masks and the fills ``(n, C, *spatial)`` from there, for some places each, which
+        together are [start, stop). They are made in groups at fixed places behind ``first`` (law 7).
         """
         size = max(1, (_VALUES_ON_GPU if self.image.is_cuda else _VALUES) // self.image.numel())
         if self.fill_of is None:
             size = min(size, _MASKS)
-        ends = [1, *(end + 1 for end in self.search.ends)]
-        begin, end = next(rows for rows in pairwise(ends) if start < rows[1])
-        for first in range(start - (start - begin) % size, stop, size):
-            if self._group is None or self._group[0] != first:
-                self._group = first, *self._made(first, min(first + size, end))
-            rows = slice(max(start - first, 0), stop - first)
-            yield max(start, first), self._group[1][rows], self._group[2][rows]
-        if stop == end:
+        for begin in range(start - (start - first) % size, stop, size):
+            if self._group is None or self._group[0] is not ids or self._group[1] != begin:
+                self._group = ids, begin, *self._made(ids[begin : begin + size])
+            rows = slice(max(start - begin, 0), stop - begin)
+            yield max(start, begin), self._group[2][rows], self._group[3][rows]
+        if stop == len(ids):
             self._group = None
 
-    def _made(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """The masks and fills of a group of rows [start, stop)."""
-        masks = self._rendered(start, stop)
+    def _made(self, ids: Ids) -> tuple[Tensor, Tensor]:
+        """The masks and fills of a group."""
+        masks = self.masks.render(ids).to(self.image.dtype)
         fills = self.fill
         if self.fill_of is not None:
             fills = self.fill_of(self.image[None], self.masks.kept_share(masks)).to(self.image)

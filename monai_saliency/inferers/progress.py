@@ -13,8 +13,7 @@ from typing import Any
 
 from monai.utils import OptionalImportError
 
-from monai_saliency.inferers.batches import Plan
-from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.walk import Walk
 from monai_saliency.utils.arguments import require
 
 logger = logging.getLogger(__name__)
@@ -45,16 +44,19 @@ class Progress:
         """Which case it is, ``"case 3 of 10"``."""
         return f"case {self.done + 1}" + (f" of {self.cases}" if self.cases is not None else "")
 
-    def begin(self, plan: Plan, states: Sequence[CaseState], number: int) -> None:
-        """Begin a round of some cases; before the first one, what the cohort costs is reported."""
-        names, left = ", ".join(state.case.name for state in states), plan.total - plan.done
-        further = sum(state.masks.at_most + 1 - state.num_rows for state in states if state.masks.adaptive)
+    def begin(self, left: int, per_prediction: int, walks: Sequence[Walk], is_first: bool) -> None:
+        """Begin a round of some cases, which takes ``left`` forwards; before the first one, what the cohort costs is
+        reported.
+        """
+        names = ", ".join(walk.case.name for walk in walks)
+        adaptive = [walk.masks for walk in walks if walk.masks.adaptive]
+        further = sum(masks.at_most - len(masks.first_round()) for masks in adaptive)
         self._words = names if self.cases is None else f"{self.place}, {names}"
-        if number > 0 or self._expected:
+        if not is_first or self._expected:
             return
-        self._expected = (left + further * plan.per_prediction) / len(states)
+        self._expected = (left + further * per_prediction) / len(walks)
         if self.shown and self.cases is not None and left > 0:
-            each, patches = round(self._expected), " of patches" * (plan.per_prediction > 1)
+            each, patches = round(self._expected), " of patches" * (per_prediction > 1)
             cases = f"{self.cases} case{'s' * (self.cases != 1)}"
             self.say(f"{cases}, up to {each} forwards{patches} each: up to {each * self.cases} in all")
 

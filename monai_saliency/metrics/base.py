@@ -192,11 +192,11 @@ class NetworkMetric(SaliencyMetric):
         # No map is made: any estimator takes these masks.
         inferer = self.inferer.replace(masks=masks, estimator=OcclusionScoring())
         stored = self.keeper(inferer, self.network, [replace(one.case, image=one.image)])
-        (state,) = inferer.score(one.image[None], self.network, cases=[one.case], stored=stored)
-        self.num_forwards += state.num_forwards
-        scored = state.scored()
+        found: list[Any] = inferer.score(one.image[None], self.network, cases=[one.case], stored=stored)
+        scored = found[0]
+        self.num_forwards += scored.num_forwards
         scores, reference = scored.scores.double(), scored.reference_scores.double()
-        if state.masks.channels is not None:
+        if scored.masks.channels is not None:
             raise ValueError(f"`masks` must hide all channels alike for {type(self).__name__}: use the masks inside")
         if len(reference) not in (1, one.num_maps):
             raise ValueError(
@@ -204,4 +204,4 @@ class NetworkMetric(SaliencyMetric):
                 "the maps of this target, or a target of one value"
             )
         k = one.number if len(reference) > 1 else 0
-        return Scored(state.masks, scored.ids, scores[:, k], reference[k], state.target.quantity())
+        return Scored(scored.masks, scored.ids, scores[:, k], reference[k], scored.target.quantity())

@@ -142,8 +142,8 @@ class MapFigures:
         if network is not self.given.network and keeper.network_id:
             keeper = replace(keeper, network_id=f"{keeper.network_id} at random weights")
         stored = keeper(inferer, network, [replace(self.case, image=self.image[0])])
-        (state,) = inferer.score(self.image, network, cases=[self.case], stored=stored)
-        explanation = state.explanation()  # without the warning of its fill, which the map has given
+        found = inferer.score(self.image, network, cases=[self.case], stored=stored)  # without a warning of its fill
+        explanation: Any = found[0]
         self.forwards += explanation.num_forwards
         return plain(explanation.saliency)[None]
 

@@ -304,7 +304,7 @@ class Comparison:
         known = controls(scan.image[None], given.explanation.saliency[None])
         known["darkness"] = -known["intensity"]
         for name in ("intensity", "edges", "random", "darkness"):
-            shown = replace(given.explanation, saliency=known[name][0])
+            shown = replace(given.explanation, maps=known[name][0])
             figures = MapFigures(replace(given, explanation=shown), _STEPS).rows("", _FIGURES)[0]
             rows[f"control: {name}"] = _own_names(figures)
         return rows
@@ -312,10 +312,11 @@ class Comparison:
     def _row(self, given: Trusted, figures: Sequence[str]) -> tuple[Row, Trusted]:
         """Explain a scan by a method and measure its map."""
         stored = self.keeper(given.inferer, given.network, [replace(given.case, image=given.image)])
-        is_resumed = bool(stored and stored[0].ranges())
+        is_resumed = bool(stored and stored[0].load())
         begun = time.perf_counter()
-        (state,) = given.inferer.score(given.image[None], given.network, cases=[given.case], stored=stored)
-        found = state.explanation()
+        scored: list[Any] = given.inferer.score(given.image[None], given.network, cases=[given.case], stored=stored)
+        found = scored[0]
+        _ = found.saliency
         if given.image.is_cuda:
             torch.cuda.synchronize(given.image.device)
         seconds = time.perf_counter() - begun

@@ -1,25 +1,26 @@
 """Scores on disk, with which a run resumes in the middle of a case.
 
 The store has a folder for each case and *key* (a hash of the image, the weights of the network and all settings). It
-holds a small ``.npy`` file for each range of masks, and ``decides.npy``: the hash of the masks, the scores of the
-unperturbed image and, where these are the same for every image, other numbers of its output.
+holds small files, each with the ids of some masks and their scores, and ``decides.npy``: the hash of the masks, the
+scores of the unperturbed image and, where these are the same for every image, other numbers of its output.
 Files appear by renaming and hold no pickle. So any number of processes can write to the folder, on any file system: two
-processes that compute the same range write the same file. Behind its array each file has a checksum. A file without it
+processes that score the same masks write the same file. Behind its content each file has a checksum. A file without it
 (of an older version, or cut off when the power went) is not used, and its scores are computed again. A power cut costs
-at most the ranges of the last seconds; a finished case is on the disk before its ranges are removed. Ranges that follow
-each other are written together where a file of its own for each would take more than a hundredth of the time.
+at most the scores of the last seconds; a finished case is on the disk before its files are removed. Scores that follow
+each other are written together where a file of its own for each batch would take more than a hundredth of the time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import re
+import json
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ __all__ = ["StoredScores", "ScoreStore"]
 
 _CHECKSUM = len(b"crc00000000")
 _DIGEST, _DECIDES = 8, "decides.npy"
-_RANGE = re.compile(r"(\d+)-(\d+)\.npy")
+_ENDING = ".scores"
 # How many times as long as a file took to write until the next one.
 _REST = 100
 
@@ -67,7 +68,7 @@ class StoredScores:
         self.folder = folder
         self._reference = np.zeros(0)  # the scores of the unperturbed image (K,)
         self._decides = np.zeros(0)  # what the file of this name must hold
-        self._pending: list[tuple[int, int, torch.Tensor, Timestamp]] = []  # ranges, one behind the other
+        self._pending: list[tuple[Sequence[Any], torch.Tensor, Timestamp]] = []
         self._rests_until = 0.0
 
     def beside(self, words: str) -> StoredScores:
@@ -87,24 +88,19 @@ class StoredScores:
         self._reference = reference.numpy(force=True).astype(float)
         others = [] if vouch is None else vouch.tolist()
         self._decides = np.array([*_digest(masks), *self._reference, *others], float)
-        # Listed first, so that ranges of another process that writes a new file in between are not deleted.
-        ranges = self._files()
+        # Listed first, so that files of another process that writes a new file in between are not deleted.
+        files = self._files()
         stored = _read(self.folder / _DECIDES)
         if self._is_mine(stored):
             return
         # Where nothing decides yet nothing is deleted, since another process may have begun just now.
         if stored is not None:
-            _remove(ranges)
+            _remove(files)
         _write(self.folder / _DECIDES, self._decides)
 
-    def discard(self) -> None:
-        """Delete all scores of masks."""
-        self._pending = []
-        _remove(self._files())
-
     def _files(self) -> list[Path]:
-        """The files of ranges. Those with a dot are temporary files of other processes."""
-        return sorted(self.folder.glob("[!.]*-*.npy"))
+        """The files of scores. Those with a dot are temporary files of other processes."""
+        return sorted(self.folder.glob(f"[!.]*{_ENDING}"))
 
     def _is_mine(self, stored: np.ndarray | None) -> bool:
         """Whether stored scores are of the masks, the reference scores and the output of :meth:`resume`."""
@@ -130,44 +126,48 @@ class StoredScores:
             "let them share cases (--saliency_split cases)"
         )
 
-    def ranges(self) -> list[tuple[int, int, np.ndarray]]:
-        """The stored ranges of masks: ``start``, ``stop`` and the scores ``(stop - start, K)`` of each."""
-        found = []
-        for path in self._files():
-            match, scores = _RANGE.fullmatch(path.name), _read(path)
-            if match is not None and scores is not None:
-                found.append((int(match[1]), int(match[2]), scores))
-        return found
+    def load(self) -> list[tuple[list[Any], torch.Tensor]]:
+        """What is stored: the ids of n masks, and their scores ``(n, K)``, file by file."""
+        found = (_content(path) for path in self._files())
+        return [content for content in found if content is not None]
 
-    def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
-        """Store the scores ``(stop - start, K)`` of a range of masks."""
+    def add(self, ids: Sequence[Any], scores: torch.Tensor) -> None:
+        """Store the scores ``(n, K)`` of n masks."""
         # Copied now: a later copy would wait for the next batch of the network.
-        copy = start, stop, to_host(scores), Timestamp(scores.device)
-        if time.monotonic() >= self._rests_until or (self._pending and self._pending[-1][1] != start):
+        copy = ids, to_host(scores), Timestamp(scores.device)
+        if time.monotonic() >= self._rests_until:
             self.flush()
         self._pending.append(copy)
 
     def flush(self) -> None:
-        """Write the ranges that wait, in one file."""
+        """Write the scores that wait, in one file."""
         pending, self._pending = self._pending, []
         if not pending:
             return
-        (start, *_), (_, stop, _, copied) = pending[0], pending[-1]
-        copied.wait()
+        pending[-1][2].wait()
         begun = time.monotonic()
-        scores = torch.cat([scores for _, _, scores, _ in pending])
-        # A fault that passes must not be kept: NaN and infinite scores are computed again.
-        if bool(torch.isfinite(scores).all()):
-            _write(self.folder / f"{start}-{stop}.npy", scores.numpy())
+        ids = [mask for some, _, _ in pending for mask in some]
+        self._write(ids, torch.cat([scores for _, scores, _ in pending]))
         ended = time.monotonic()
         self._rests_until = ended + _REST * (ended - begun)
 
-    def finish(self, scores: torch.Tensor) -> None:
-        """Replace all ranges by one file with the scores ``(N, K)`` of all masks."""
+    def finish(self, ids: Sequence[Any], scores: torch.Tensor) -> None:
+        """Replace all files by one with the scores ``(N, K)`` of all masks."""
         self._pending = []
-        whole = self.folder / f"0-{len(scores)}.npy"
-        _write(whole, scores.numpy(force=True), durable=True)
+        whole = self._write(list(ids), scores, durable=True)
         _remove(path for path in self._files() if path != whole)
+
+    def _write(self, ids: list[Any], scores: torch.Tensor, durable: bool = False) -> Path:
+        """Write scores to a file that is named by its masks."""
+        # A fault that passes must not be kept: NaN and infinite scores are computed again.
+        known = torch.isfinite(scores).all(dim=1)
+        if not bool(known.all()):
+            ids, scores = [mask for mask, one in zip(ids, known.tolist(), strict=True) if one], scores[known]
+        named = json.dumps(ids, separators=(",", ":"), default=int).encode()
+        path = self.folder / f"{hashlib.sha256(named).hexdigest()[:16]}{_ENDING}"
+        if ids:
+            _write(path, scores.numpy(force=True), named, durable)
+        return path
 
 
 def _remove(files: Iterable[Path]) -> None:
@@ -187,18 +187,41 @@ def _digest(masks: str) -> list[int]:
 
 def _read(path: Path) -> np.ndarray | None:
     """The array of a file. None if the file is missing, damaged or without a checksum: it is computed again."""
+    found = _parts(path)
+    return None if found is None else found[0]
+
+
+def _content(path: Path) -> tuple[list[Any], torch.Tensor] | None:
+    """The ids and scores of a file; None as for :func:`_read`."""
+    found = _parts(path)
+    if found is None:
+        return None
+    return [_as_id(mask) for mask in json.loads(found[1])], torch.from_numpy(found[0])
+
+
+def _as_id(written: Any) -> Any:
+    """An id as masks make it: a number, or a tuple of ids."""
+    return tuple(map(_as_id, written)) if isinstance(written, list) else written
+
+
+def _parts(path: Path) -> tuple[np.ndarray, bytes] | None:
+    """The array of a file, and what stands behind it."""
     try:
         data = path.read_bytes()
         content, checksum = data[:-_CHECKSUM], data[-_CHECKSUM:]
-        return np.load(io.BytesIO(content), allow_pickle=False) if checksum == _checksum(content) else None
+        if checksum != _checksum(content):
+            return None
+        file = io.BytesIO(content)
+        return np.load(file, allow_pickle=False), file.read()
     except Exception:  # numpy reads the header as a Python literal, and a damaged one raises errors of any type
         return None
 
 
-def _write(path: Path, numbers: np.ndarray, durable: bool = False) -> None:
+def _write(path: Path, numbers: np.ndarray, further: bytes = b"", durable: bool = False) -> None:
     buffer = io.BytesIO()
     np.save(buffer, numbers, allow_pickle=False)
-    write_whole(path, buffer.getvalue() + _checksum(buffer.getvalue()), durable)
+    content = buffer.getvalue() + further
+    write_whole(path, content + _checksum(content), durable)
 
 
 def _checksum(content: bytes) -> bytes:

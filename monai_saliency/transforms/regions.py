@@ -62,7 +62,7 @@ class SaveRegionsd(Transform):
     def __call__(self, data: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
         case, explanation, label = str(data["case"]), data.get("explanation"), data.get(LABEL_KEY)
         hidden, labelled = [], []
-        if explanation is not None and explanation.masks.regions is not None:
+        if explanation is not None and explanation.masks is not None and explanation.masks.regions is not None:
             hidden = region_rows(explanation, image_spacing(data[self.image_key][None]), self.names)
         if explanation is not None and label is not None:
             maps = data[self.key].numpy(force=True)
@@ -85,6 +85,7 @@ def region_rows(
     ``kind`` is ``region``. Numbers of the case that were hidden too follow, with the ``kind`` ``number``, their
     ``value`` and ``baseline``.
     """
+    assert explanation.masks is not None
     regions = explanation.masks.regions
     assert regions is not None
     named = {int(label): name for label, name in (names or {}).items()}
@@ -114,7 +115,7 @@ def region_rows(
 
 def _number_rows(explanation: Explanation) -> list[dict[str, Any]]:
     """The Shapley values of a case's numbers, for each score."""
-    numbers = explanation.masks.numbers
+    numbers = {} if explanation.masks is None else explanation.masks.numbers
     if not numbers:
         return []
     shapley, rows = shapley_values(explanation), []

@@ -354,7 +354,7 @@ def _check_kept(case: str, key: str, maps: np.ndarray, explanation: Explanation 
 
 def _labels(explanation: Explanation | None) -> list[str] | None:
     """The labels of the maps in the picture, if each channel or fill has one; else the title is enough."""
-    if explanation is None or explanation.masks.channels is None:
+    if explanation is None or explanation.masks is None or explanation.masks.channels is None:
         return None
     layer = explanation.masks.layer
     return [f"saliency of {layer} {place} for {label}" for label, place, _ in explanation.explained]

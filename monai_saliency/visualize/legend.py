@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from monai_saliency.estimators.base import Meaning
 from monai_saliency.inferers.explanation import TIMES_NOISE, Explanation
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import positive_numbers, require
@@ -135,8 +134,7 @@ class Legend:
         adds up, so that all cases of a cohort have one scale. Else, as for logits, it is the largest score of the case
         and its perturbed images, rounded up; give ``scale`` to draw a cohort of such scores on one.
         """
-        estimator = explanation.estimator
-        meaning = Meaning() if estimator is None else estimator.meaning(explanation.masks)
+        meaning = explanation.meaning
         changes, sizes, noises = _sizes(explanation)
         legends, quantity = [], explanation.target.quantity()
         for change, size, noise in zip(changes, sizes, noises, strict=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -16,9 +17,10 @@ from xaitk_saliency import GenerateImageClassifierBlackboxSaliency, PerturbImage
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.occlusion import OcclusionScoring
-from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.walk import Walk
 from monai_saliency.inferers.whole_method import WholeMethodInferer, WholeMethodRun
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.targets.base import BoundTarget, Target
@@ -51,8 +53,8 @@ class BlackBoxInferer(WholeMethodInferer):
         method = instance("method", method, GenerateImageClassifierBlackboxSaliency, words)
         super().__init__(method, target, *args, **settings)
 
-    def explain_case(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
-        _Run(self, forward, states, split, index).explain()
+    def explain_case(self, forward: Forward, walk: Walk, split: SplitInputs, index: int) -> Explanation:
+        return _Run(self, forward, walk, split, index).explain()
 
 
 class _Run(WholeMethodRun):
@@ -62,41 +64,40 @@ class _Run(WholeMethodRun):
         self,
         inferer: BlackBoxInferer,
         forward: Forward,
-        states: Sequence[CaseState],
+        walk: Walk,
         split: SplitInputs,
         index: int,
     ) -> None:
-        super().__init__(forward, states, split, index)
-        self.inferer = inferer
+        super().__init__(inferer, forward, walk, split, index)
         self.scores: list[torch.Tensor] = []
 
-    def explain(self) -> None:
-        """Run the method, and put its map and the scores of its images into the case's state."""
-        state, name = self.state, type(self.inferer.method).__name__
-        output = self.run(state.case.image[None])
+    def explain(self) -> Explanation:
+        """Run the method, and take its map and the scores of its images."""
+        image, name = self.walk.case.image, type(self.inferer.method).__name__
+        output = self.run(image[None])
         bound = self.begin(output)
         try:
-            maps = self.maps(image_of(state.case.image), bound)
+            maps = self.maps(image_of(image), bound)
         except CaseError:
             raise
         except ValueError as error:
-            raise CaseError(state.case.name, str(error)) from error
-        expected = (len(bound.labels), *state.case.image.shape[1:])
+            raise CaseError(self.name, str(error)) from error
+        expected = (len(bound.labels), *image.shape[1:])
         if maps.shape != expected:
-            raise CaseError(state.case.name, f"{name} must make maps {expected} (scores, H, W), got {maps.shape}")
+            raise CaseError(self.name, f"{name} must make maps {expected} (scores, H, W), got {maps.shape}")
         scores = torch.stack(self.scores or [bound(output)[0]])
-        self.finish(torch.from_numpy(maps.astype(np.float64)), scores)
-        state.forwards_here += len(self.scores) + 1
+        explanation = self.explanation(torch.from_numpy(maps.astype(np.float64)), scores)
+        return replace(explanation, num_forwards=len(self.scores) + 1)
 
     def maps(self, image: np.ndarray, bound: BoundTarget) -> np.ndarray:
         method: Any = copy.deepcopy(self.inferer.method)
         if getattr(method, "fill", 0) is None:
-            method.fill = image_of(self.state.images.fill)
+            method.fill = image_of(self.walk.images.fill)
         return np.asarray(method.generate(image, _AsClassifier(self, bound)))
 
     def score(self, images: Iterable[np.ndarray], bound: BoundTarget) -> Iterator[torch.Tensor]:
         """The scores ``(K,)`` of each image."""
-        size, like = self.inferer.mask_batch_size, self.state.case.image
+        size, like = self.inferer.mask_batch_size, self.walk.case.image
         tensors = (tensor_of(image, like.dtype, like.device) for image in images)
         while given := list(islice(tensors, size)):
             batch = torch.stack(given + given[-1:] * (size - len(given)))  # the last image fills it up
@@ -110,7 +111,7 @@ class _Run(WholeMethodRun):
         """Refuse a network whose rows depend on each other: compare one row of the first batch with its image alone."""
         row = int((scores - scores.mean(dim=0)).abs().sum(dim=1).argmax())
         alone = bound(self.run(batch[row : row + 1]))[0]
-        if not self.rows.same(scores[row], alone):
+        if not self.rounding.same(scores[row], alone):
             raise CaseError(
                 self.name,
                 f"a perturbed image scores {scores[row].tolist()} in a batch and {alone.tolist()} alone: the rows "

@@ -1,7 +1,6 @@
 """What holds for every estimator, and for the scores that a map is made of."""
 
 import itertools
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,16 +10,15 @@ import torch
 from captum.attr import Occlusion
 from helpers.estimators import SHAPES, bound_with_scores, map_of
 from helpers.numpy_boxes import CLASSES, BlackBox
-from helpers.searches import observed_of
+from helpers.searches import asks_of, observed_of
 from helpers.tolerances import SINGLE, assert_close
 
 import monai_saliency as ms
 from monai_saliency import ClassScore, ConstantFill, sliding_window
-from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
-from monai_saliency.inferers.case_search import CaseSearch
+from monai_saliency.inferers.scores import Scores
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import IndependentChannelMasks
 from monai_saliency.masks.region import RegionMasks
@@ -44,13 +42,12 @@ class TestStates:
         for _ in range(8):
             order = rng.permutation(len(bound))
             parts = np.split(order, np.sort(rng.integers(0, len(bound) + 1, size=rng.integers(1, 4))))
-            search = CaseSearch("case", bound)
-            search.begin(reference)
+            known = Scores("case")
+            asks = asks_of(bound, reference, known)
+            next(asks)
             for part in parts:
-                search = pickle.loads(pickle.dumps(search))
-                search.update(part.tolist(), scores[part.tolist()])
-            assert not search.next_round()
-            (observed,) = search.observed
+                known.add(part.tolist(), scores[part.tolist()])
+            (observed,) = next(asks).observed
             assert torch.equal(estimator.compute(observed), expected)
 
     def test_law_5_a_map_scales_with_the_score(self, estimator: Estimator, masks: RISEMasks) -> None:
@@ -65,14 +62,6 @@ class TestStates:
         double = map_of(estimator, double_bound, scores.double(), reference.double())
         assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
         assert_close(single.double(), double, within=SINGLE)
-
-    def test_errors(self, estimator: Estimator, masks: RISEMasks) -> None:
-        bound, _, reference = bound_with_scores(masks, (9, 7))
-        search = CaseSearch("case", bound)
-        search.begin(reference)
-        assert not search.next_round(), "nothing follows before all masks are scored"
-        with pytest.raises(CaseError, match=f"case: 0 of {len(bound)} masks have scores"):
-            search.require_complete()
 
 
 @pytest.mark.parametrize("p1", [0.0, 1.0])

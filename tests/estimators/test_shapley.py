@@ -18,10 +18,8 @@ from monai.inferers import SlidingWindowInferer
 import monai_saliency as ms
 from monai_saliency.estimators import shapley_values
 from monai_saliency.estimators.base import score_rounding
-from monai_saliency.inferers.sharing import merged
 from monai_saliency.masks.coalition import inclusion
 from monai_saliency.masks.supervoxels import whole_image
-from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.transforms.regions import SaveRegionsd
 from monai_saliency.visualize.report.cases import read_cohort
@@ -366,8 +364,8 @@ def test_enumeration(single: bool) -> None:
                 assert_close(on_organ, expected[organ], scale=1, within=SOLVED)
 
 
-def test_an_estimate_and_parts() -> None:
-    """Random coalitions are exact for a game of pairs; parts of a case merge to the bit."""
+def test_an_estimate() -> None:
+    """Random coalitions are exact for a game of pairs."""
 
     def pairs(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         organs = [batch["image"][:, 0, LABELS.eq(organ)].sum(1) for organ in ORGANS]
@@ -378,11 +376,6 @@ def test_an_estimate_and_parts() -> None:
     for one, other in zip(exact, drawn, strict=True):
         assert_close(shapley_values(other).table(), shapley_values(one).table(), within=SOLVED)
         assert shapley_values(other).standard_error is not None
-    parts = [explained(net=pairs, part=Part(number, 2)) for number in range(2)]
-    for one, other in zip(exact, merged(parts), strict=True):
-        assert torch.equal(one.scores, other.scores)
-    with pytest.raises(ValueError, match="its parts differ in masks and further inputs"):
-        merged([parts[0], explained(TABLE + 1, net=pairs, part=Part(1, 2))])
 
 
 def test_channels_of_organs() -> None:

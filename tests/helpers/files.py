@@ -42,8 +42,9 @@ def maps(folder: Path) -> dict[str, bytes]:
 
 def scores_of(store: Path) -> dict[str, np.ndarray]:
     """The scores ``(N, K)`` of cases that are complete in a store, each under one key, by case."""
-    folders = [path.parent for path in store.rglob("0-*.npy")]
-    return {folder.parent.relative_to(store).as_posix(): StoredScores(folder).ranges()[0][2] for folder in folders}
+    folders = [path.parent for path in store.rglob("decides.npy")]
+    found = {folder.parent.relative_to(store).as_posix(): StoredScores(folder).load() for folder in folders}
+    return {case: files[0][1].numpy() for case, files in found.items() if len(files) == 1}
 
 
 class Trap:

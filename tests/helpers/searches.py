@@ -1,14 +1,18 @@
 """Searches for masks that are sent given scores, in place of those of a network."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from monai_saliency.inferers.case_search import CaseSearch
+import monai_saliency as ms
+from monai_saliency.inferers.perturbation import Whole
+from monai_saliency.inferers.scores import Scores
+from monai_saliency.inferers.walk import Walk
 from monai_saliency.masks.base import BoundMasks, Ids, Observed
 
-__all__ = ["after", "driven", "observed_of", "searched"]
+__all__ = ["after", "asks_of", "driven", "observed_of", "searched"]
 
 
 def after(bound: BoundMasks, reference: torch.Tensor, *scores: torch.Tensor) -> Any:
@@ -45,13 +49,30 @@ def searched(bound: BoundMasks, scores: torch.Tensor, reference: torch.Tensor) -
     """What the search of each score ``(K,)`` has observed, or the one of all: the i-th mask of a case that is asked for
     has the i-th row of some scores ``(n, K)``.
     """
-    search = CaseSearch("case", bound)
-    search.begin(reference)
+    known = Scores("case")
+    for ask in asks_of(bound, reference, known):
+        if not isinstance(ask, list):
+            return ask.observed
+        known.add(ask, scores[len(known) :][: len(ask)])
+    raise AssertionError
+
+
+def asks_of(bound: BoundMasks, reference: torch.Tensor, scores: Scores) -> Iterator[Any]:
+    """What a case asks for, round after round, and its explanation at last. Whoever takes an ask adds its scores."""
+    images: Any = SimpleNamespace(masks=bound)
+    target: Any = SimpleNamespace(if_nan="", vouch=None)
+    none: Any = None
+    walk = Walk(ms.Case("case"), images, target, none, scores)
+    walk.target = target
+    scores.begin(reference, "", target)
+    steps = walk.steps()
     while True:
-        new = range(int(search.seen.sum()), len(search.ids))
-        search.update(new, scores[new.start : new.stop])
-        if not search.next_round():
-            return search.observed
+        try:
+            ask = next(steps)
+        except StopIteration as end:
+            yield end.value
+            return
+        yield [name for name in ask if not isinstance(name, Whole)]
 
 
 def observed_of(bound: BoundMasks, scores: torch.Tensor, reference: torch.Tensor) -> Observed:

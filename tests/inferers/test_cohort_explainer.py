@@ -1,6 +1,5 @@
 """Explaining cases that several processes share, and that fail one by one."""
 
-import pickle
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +14,6 @@ from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 import monai_saliency as ms
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.cohort_explainer import Assignment, CohortExplainer, ScoredCase
-from monai_saliency.inferers.sharing import merged
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import Failures
@@ -176,87 +174,26 @@ def image() -> torch.Tensor:
 
 @pytest.mark.parametrize("count", [1, 2, 3, BATCHES + 5])
 @pytest.mark.parametrize("inner", [None, SlidingWindowInferer((8, 8), 3, overlap=0.5)], ids=["plain", "patches"])
-def test_parts_merge_to_the_map_of_the_whole(image: torch.Tensor, count: int, inner: Inferer | None) -> None:
-    """To the bit, in any order, also with more parts than batches."""
+def test_parts_make_the_map_of_the_whole(
+    image: torch.Tensor, count: int, inner: Inferer | None, tmp_path: Path
+) -> None:
+    """To the bit, in any order, also with more parts than batches; the last one makes the map."""
     (whole,) = inferer(inner).explain(image, Network())
-    parts = [inferer(inner).score(image, Network(), part=Part(k, count)) for k in reversed(range(count))]
-    assert all(run.complete for (run,) in parts) == (count == 1)
-    (explanation,) = merged(parts)
+    parts = []
+    for k in reversed(range(count)):
+        stored = [ScoreStore(tmp_path).open("ct", "key")]
+        parts += inferer(inner).score(image, Network(), part=Part(k, count), stored=stored)
+    assert all(part is None for part in parts[:-2])
+    explanation: Any = parts[-1]
     assert torch.equal(explanation.scores, whole.scores)
     assert torch.equal(explanation.saliency, whole.saliency)
     assert torch.equal(explanation.noise, whole.noise)
     assert bool((whole.noise > 0).all())
 
 
-def test_parts_that_do_not_belong_together(image: torch.Tensor) -> None:
-    one = inferer().score(image, Network(), part=Part(0, 2))
-    with pytest.raises(CaseError, match="another part is still to be done"):
-        merged([one])
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
-        merged([one, []])
-
-
-def classifier(weight: float, size: int) -> torch.nn.Module:
-    linear = torch.nn.Linear(size, 2, bias=False)
-    with torch.no_grad():
-        linear.weight.copy_(weight * torch.linspace(-0.1, 0.1, 2 * size).reshape(2, size))
-    return torch.nn.Sequential(torch.nn.Flatten(), linear, torch.nn.Softmax(1))
-
-
-#: what makes another part's scores the scores of something else
-OTHER_PARTS: dict[str, tuple[dict[str, Any], int]] = {
-    "masks": ({"seed": 1}, 0),
-    "estimator": ({"p1": 0.3}, 0),
-    "fill": ({"fill": ms.ConstantFill(1.0)}, 0),
-    "target": ({"target": ms.ClassScore([1], "none")}, 0),
-    "network": ({}, 1),
-}
-
-
-@pytest.mark.parametrize("name", OTHER_PARTS)
-def test_parts_of_other_settings_are_refused(image: torch.Tensor, name: str) -> None:
-    """Also after they were sent to another process."""
-
-    def part(index: int, changes: dict[str, Any], number: int) -> Any:
-        network = classifier(1.0 + number, image[0].numel())
-        settings = {"target": ms.ClassScore([0], "none"), "mask_batch_size": 5} | changes
-        return ms.rise(MASKS, 3, **settings).score(image, network, part=Part(index, 2))
-
-    changes, number = OTHER_PARTS[name]
-    same, other = part(1, {}, 0), part(1, changes, number)
-    assert len(merged(pickle.loads(pickle.dumps([part(0, {}, 0), same])))) == 1
-    for each in ([part(0, {}, 0), other], pickle.loads(pickle.dumps([part(0, {}, 0), other]))):
-        with pytest.raises(ValueError, match=f"parts differ in .*{name}"):
-            merged(each)
-
-
-def moments(x: torch.Tensor) -> torch.Tensor:
-    """The same for an image that is turned over, shifted or shuffled."""
-    return torch.stack([x.mean((1, 2, 3)), (x**2).mean((1, 2, 3))], 1)
-
-
-@pytest.mark.parametrize("name", ["the image", "further inputs"])
-def test_parts_of_another_thing_with_equal_scores_are_refused(name: str, image: torch.Tensor) -> None:
-    """The unperturbed image scores the same."""
-
-    def part(index: int, changed: str) -> Any:
-        given = image.flip(-1) if changed == "the image" else image
-        further = torch.full((1,), float(changed == "further inputs"))
-        how = ms.rise(MASKS, 3, target=ms.ClassScore([0], "none"), mask_batch_size=5)
-        return how.score(given + 1, lambda x, further: moments(x), further, part=Part(index, 2))
-
-    merged([part(0, ""), part(1, "")])
-    with pytest.raises(ValueError, match=f"differ in {name}"):
-        merged([part(0, ""), part(1, name)])
-
-
-def test_functions_and_networks_that_count_their_calls_merge(image: torch.Tensor) -> None:
-    """They are recognised by the score of the unperturbed image."""
-    counting = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(image[0].numel(), 2))
-    counting.register_forward_hook(lambda *_: setattr(counting, "calls", getattr(counting, "calls", 0) + 1))
-    how = ms.rise(MASKS, 3, target=ms.ClassScore([0], "none"), mask_batch_size=5)
-    for network in (counting, lambda x: moments(x)):
-        assert len(merged([how.score(image, network, part=Part(index, 2)) for index in range(2)])) == 1
+def test_a_part_needs_a_store(image: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="a `part` of the masks needs `stored`"):
+        inferer().score(image, Network(), part=Part(0, 2))
 
 
 @pytest.mark.parametrize(("dtype", "half"), [(torch.float16, 2**-11), (torch.bfloat16, 2**-8), (torch.float32, 0.0)])

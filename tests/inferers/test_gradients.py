@@ -282,7 +282,7 @@ def test_parts_of_a_case_and_the_store(tmp_path: Path) -> None:
     first, again = (explain.explain(x, Linear(1, 4, 4), cases=[ms.Case("ct_7")], stored=stored)[0] for _ in range(2))
     assert torch.equal(first.saliency, again.saliency)
     assert again.num_forwards == 7
-    assert not stored[0].ranges()
+    assert not stored[0].load()
 
 
 # Grad-CAM and SmoothGrad against autograd on networks whose layers work in place, give channels last, or tokens.

@@ -228,7 +228,7 @@ class TestResume:
         stored = [store.open(name, "key") for name in "ab"]
         with pytest.raises(Stop):
             explain.explain(inputs, Stopping(Coupled(2), calls), cases=cases_of(labels), stored=stored)
-        done = len(stored[0].ranges())
+        done = len(stored[0].load())
         assert (done > 0) == (share > 0)
         stored = [store.open(name, "key") for name in "ab"]
         explanations = explain.explain(inputs, Coupled(2), cases=cases_of(labels), stored=stored)

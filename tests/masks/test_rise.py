@@ -17,7 +17,6 @@ from xaitk_saliency.impls.perturb_image.sliding_radial import SlidingRadial
 from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
 
 import monai_saliency as ms
-from monai_saliency.inferers.case_search import CaseSearch
 from monai_saliency.inferers.perturbation import Perturbation
 from monai_saliency.masks import (
     GridMasks,
@@ -81,9 +80,9 @@ class TestMasks:
 def perturbed(masks: ms.masks.MCRISEMasks, image: torch.Tensor, fill: torch.Tensor, fill_of: Any = None) -> Any:
     """All perturbed images of a case, as the loop makes them."""
     bound = masks.bind(image)
-    images = Perturbation(image, image[:0], fill, fill_of, CaseSearch("ct_7", bound))
+    images = Perturbation(image, image[:0], fill, fill_of, bound)
     out = image.new_empty(len(bound), *image.shape)
-    images.write(1, len(bound) + 1, out)
+    images.write(range(len(bound)), 0, len(bound), out)
     return out, bound
 
 

@@ -4,6 +4,7 @@ import multiprocessing
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import monai.bundle
 import numpy as np
@@ -34,7 +35,7 @@ class Network(torch.nn.Module):
         self.stop_at, self.batches = stop_at, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.batches += len(x) > 1  # else it is an image alone, which the unperturbed row is compared with
+        self.batches += len(x) > 2  # else it looks at the network: an image alone, or two
         if self.batches == self.stop_at:
             raise Stopped
         return x.flatten(1) @ self.weight.T
@@ -60,12 +61,11 @@ def test_all_scores_of_a_case_are_written_once(
     written: list[int] = []
     finish = StoredScores.finish
     monkeypatch.setattr(
-        StoredScores, "finish", lambda stored, scores: (written.append(len(scores)), finish(stored, scores))
+        StoredScores, "finish", lambda stored, ids, scores: (written.append(len(scores)), finish(stored, ids, scores))
     )
     inferer = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH)
-    (state,) = inferer.score(image, Network(), stored=[ScoreStore(tmp_path).open("a", "k")])
-    state.finish()
-    state.explanation()
+    found: list[Any] = inferer.score(image, Network(), stored=[ScoreStore(tmp_path).open("a", "k")])
+    assert found[0].saliency.shape == (2, 12, 10)
     assert written == [NUM_MASKS]
 
 
@@ -84,7 +84,7 @@ def test_resumes_in_the_middle_of_a_case(image: torch.Tensor, tmp_path: Path, st
     again = Network()
     (explanation,) = explain(image, again, store)
     assert again.batches == 1
-    assert explanation.num_forwards == BATCH
+    assert explanation.num_forwards == BATCH - 1  # beside the image with everything hidden
     assert_same_bits(explanation.saliency, whole.saliency)
 
 
@@ -101,8 +101,8 @@ def test_scores_of_another_network_are_not_used(image: torch.Tensor, tmp_path: P
     assert_same_bits(explanation.saliency, expected.saliency)
 
 
-def kept(scores: StoredScores) -> list[tuple[int, int]]:
-    return [(start, stop) for start, stop, _ in scores.ranges()]
+def kept(scores: StoredScores) -> list[list[int]]:
+    return [ids for ids, _ in scores.load()]
 
 
 def test_scores_of_other_masks_or_another_output_are_not_used(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_scores_of_other_masks_or_another_output_are_not_used(tmp_path: Path) ->
         ("b", None, True),
     ):
         scores.resume(reference, masks, numbers)
-        assert kept(scores) == ([(0, 4)] if same else [])
-        scores.add(0, 4, torch.ones(4, 1))
+        assert kept(scores) == ([[0, 1, 2, 3]] if same else [])
+        scores.add(range(4), torch.ones(4, 1))
         scores.flush()
 
 
@@ -128,27 +128,38 @@ def test_a_passing_fault_is_not_kept(tmp_path: Path) -> None:
     scores = ScoreStore(tmp_path).open("case", "k")
     scores.resume(torch.zeros(1))
     for start, value in ((0, 1.0), (4, float("nan")), (8, float("inf"))):
-        scores.add(start, start + 4, torch.full((4, 1), value))
+        scores.add(range(start, start + 4), torch.full((4, 1), value))
     scores.flush()
-    assert kept(scores) == [(0, 4)]
+    assert kept(scores) == [[0, 1, 2, 3]]
 
 
-def test_a_range_has_a_checksum(tmp_path: Path) -> None:
-    """A flipped bit in the values is noticed, and a range of an older version is computed again."""
+def test_ids_of_any_family_come_back(tmp_path: Path) -> None:
+    """Numbers, tuples of numbers, also NumPy's, and tuples of tuples."""
+    scores, ids = ScoreStore(tmp_path).open("case", "k"), [7, (0, np.int64(3)), ((1, 2), 5), ()]
+    scores.add(ids, torch.arange(4.0)[:, None])
+    scores.flush()
+    ((found, values),) = scores.load()
+    assert found == [7, (0, 3), ((1, 2), 5), ()]
+    assert values.flatten().tolist() == [0, 1, 2, 3]
+
+
+def test_a_file_has_a_checksum(tmp_path: Path) -> None:
+    """A flipped bit in the values is noticed, and a file of an older version is computed again."""
     scores = ScoreStore(tmp_path).open("case", "k")
-    scores.add(0, 4, torch.rand(4, 2))
+    scores.add(range(4), torch.rand(4, 2))
     scores.flush()
-    (path,) = scores.folder.glob("0-4.npy")
+    (path,) = scores.folder.iterdir()
     whole = path.read_bytes()
     for place in (-12, -20, 130):
         damaged = bytearray(whole)
         damaged[place] ^= 1
         path.write_bytes(damaged)
         assert kept(scores) == []
-    np.save(path, np.zeros((4, 2), np.float32))
+    with path.open("wb") as file:
+        np.save(file, np.zeros((4, 2), np.float32))
     assert kept(scores) == []
     path.write_bytes(whole)
-    assert kept(scores) == [(0, 4)]
+    assert kept(scores) == [[0, 1, 2, 3]]
 
 
 def test_workers_whose_references_differ_do_not_remove_each_others_scores_for_ever(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.searches import driven
+from helpers.searches import asks_of, driven
 
 import monai_saliency as ms
 from monai_saliency.estimators import regression as regression_room
-from monai_saliency.inferers.case_search import CaseSearch
+from monai_saliency.inferers.scores import Scores
 from monai_saliency.masks import BoundMasks
 from monai_saliency.masks.base import Ids, Search
 from monai_saliency.masks.focused import BoundFocusedMasks
@@ -182,21 +182,19 @@ def test_scores_together_ask_for_what_each_asks_for_alone(family: str, columns: 
             return scores_of_column(ids)
 
         alone.append(driven(bound, torch.ones(1).double(), scores))
-    search = CaseSearch("case", bound)
-    search.begin(torch.ones(len(columns)).double())
-    first, done = 0, False
-    while not done:
-        new = range(first, len(search.ids))
-        search.update(new, scores_of_masks(bound, columns)(search.ids[first:]))
-        first, done = len(search.ids), not search.next_round()
-    assert search.complete
-    assert len(set(search.ids)) == len(search.ids) == search.ends[-1]
-    assert set(search.ids) == asked >= {mask for observed in alone for mask in observed.ids}
+    scores, together, found = Scores("case"), [], None
+    for ask in asks_of(bound, torch.ones(len(columns)).double(), scores):
+        if isinstance(ask, list):
+            together += ask
+            scores.add(ask, scores_of_masks(bound, columns)(ask))
+        found = ask
+    assert len(set(together)) == len(together) == len(scores)
+    assert set(together) == asked >= {mask for observed in alone for mask in observed.ids}
     if not bound.adaptive:
-        (observed,) = search.observed
+        (observed,) = found.observed
         assert torch.equal(observed.scores, torch.cat([each.scores for each in alone], dim=1))
         return
-    for observed, expected in zip(search.observed, alone, strict=True):
+    for observed, expected in zip(found.observed, alone, strict=True):
         assert [*observed.ids] == [*expected.ids]
         assert torch.equal(observed.scores, expected.scores)
         assert observed.words == expected.words
@@ -209,22 +207,15 @@ def test_law_2_the_same_scores_ask_for_the_same_masks(family: str) -> None:
     expected: Any = None
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
-        search = CaseSearch("case", bound)
-        search.begin(torch.ones(3).double())
-        while not search.complete:
-            missing = (~search.seen).nonzero().flatten()
-            some = missing[torch.randperm(len(missing), generator=generator)][:17].tolist()
-            assert not search.next_round(), "nothing is asked for before all masks are scored"
-            search.update(some, scores_of_masks(bound, [0, 1, 2])([search.ids[row] for row in some]))
-            if search.scored:
-                search.next_round()
-        found = [*search.ids], search.ends, search.scores.tolist()
+        scores, asks = Scores("case"), []
+        for ask in asks_of(bound, torch.ones(3).double(), scores):
+            if not isinstance(ask, list):
+                break
+            asks.append(ask)
+            order = torch.randperm(len(ask), generator=generator)
+            for some in order.split(17):
+                ids = [ask[place] for place in some.tolist()]
+                scores.add(ids, scores_of_masks(bound, [0, 1, 2])(ids))
+        found = asks, scores.of([mask for ask in asks for mask in ask]).tolist()
         expected = expected or found
         assert found == expected
-
-
-def test_a_search_that_is_not_done_is_no_map() -> None:
-    search = CaseSearch("ct_7", FAMILIES["hierarchy"].bind(image()[0]))
-    search.begin(torch.ones(1).double())
-    with pytest.raises(ms.errors.CaseError, match=r"case ct_7: 0 of 16 masks have scores: another part"):
-        search.require_complete()

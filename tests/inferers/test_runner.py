@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.forked_ranks import on_ranks
+from helpers.searches import asks_of
 from helpers.tolerances import assert_close
 from helpers.two_rounds import TwoRounds, two_rounds
 from monai.inferers import SlidingWindowInferer
@@ -16,11 +17,10 @@ from monai.inferers import SlidingWindowInferer
 import monai_saliency as ms
 from monai_saliency.distributed.process_group import MasksOverRanks
 from monai_saliency.errors import CaseError
-from monai_saliency.inferers import merged
 from monai_saliency.inferers import progress as module
-from monai_saliency.inferers.batches import Plan, batch_size, rows_in_batch
-from monai_saliency.inferers.case_search import CaseSearch
 from monai_saliency.inferers.progress import Progress, following
+from monai_saliency.inferers.runner import batch_size, rows_in_batch
+from monai_saliency.inferers.scores import Scores
 from monai_saliency.masks import BoundMasks, ChannelMasks, Observed
 from monai_saliency.masks.base import Search
 from monai_saliency.sharding import Part
@@ -73,8 +73,8 @@ def test_the_map_is_that_of_both_rounds() -> None:
     assert_close(explanation.saliency[0], by_hand())
     assert list(explanation.ids) == [0, 1, 2, 3, 12, 13, 14, 15]
     assert explanation.num_forwards == 1 + 4 + 4
-    # Two images alone; two batches of three in each round, and the unperturbed image again at the end of each.
-    assert network.images == 2 + 2 * (3 * 2 + 1)
+    # Before: two images alone, side by side, and one again. Then two batches of three in each round.
+    assert network.images == 2 + 2 + 1 + 2 * (3 * 2)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 16])
@@ -111,7 +111,7 @@ def test_a_stopped_run_goes_on_in_its_round(stop: int, tmp_path: Path) -> None:
         batches = 0
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.batches += len(x) > 1  # an image alone is no batch
+            self.batches += self.images >= 5  # the first five look at the network
             if self.batches > stop:
                 raise KeyboardInterrupt
             return super().forward(x)
@@ -128,10 +128,10 @@ def test_a_stopped_run_goes_on_in_its_round(stop: int, tmp_path: Path) -> None:
     assert torch.equal(resumed.saliency, expected.saliency)
     assert torch.equal(resumed.scores, expected.scores)
     # Three batches in the first round and two in the second; the first always runs, one that waited may be lost.
-    assert (network.images - 5) // 2 <= 1 + 5 - max(0, stop - 1)
+    assert (network.images - 5) // 2 <= 1 + 6 - max(0, stop - 1)
     again = Spots()
     assert torch.equal(run(again).saliency, expected.saliency)
-    assert again.images == 2 + 3
+    assert again.images == 2 + 5
 
 
 def test_parts_meet_in_the_store(tmp_path: Path) -> None:
@@ -139,15 +139,9 @@ def test_parts_meet_in_the_store(tmp_path: Path) -> None:
     (expected,) = explain(1).explain(images(), Spots())
     for number in range(3):
         stored = [ScoreStore(tmp_path).open("case", "key")]
-        (state,) = explain(1).score(images(), Spots(), stored=stored, part=Part(number, 3))
-        assert state.complete == (number == 2)
-    assert torch.equal(state.explanation().saliency, expected.saliency)
-
-
-def test_parts_without_a_store_end_with_the_first_round() -> None:
-    parts = [explain(1).score(images(), Spots(), part=Part(number, 2)) for number in range(2)]
-    with pytest.raises(CaseError, match=r"4 of 8 masks have scores.*Later rounds of masks need"):
-        merged(parts)
+        (found,) = explain(1).score(images(), Spots(), stored=stored, part=Part(number, 3))
+        assert (found is None) == (number < 2)
+    assert torch.equal(found.saliency, expected.saliency)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -164,9 +158,9 @@ def test_ranks_share_every_round(count: int) -> None:
         assert torch.equal(saliency, expected.saliency)
         assert torch.equal(scores, expected.scores)
         assert forwards == 9 + count - 1  # each runs the unperturbed image
-    # Once more with everything hidden, and again at the end of each round.
-    assert sum(seen for *_, seen in results) == 9 + count - 1 + 3 * count
-    assert max(seen for *_, seen in results) < 9
+    # Each looks at the network by three images. The image with everything hidden is one rank's.
+    assert sum(seen for *_, seen in results) == 9 + count - 1 + 3 * count + 1
+    assert max(seen for *_, seen in results) < 10
 
 
 def test_a_rank_that_fails_in_the_second_round_ends_all() -> None:
@@ -209,19 +203,16 @@ def test_a_round_that_asks_for_nothing_new_is_the_end(asked: list[int], monkeypa
         return observed
 
     monkeypatch.setattr(type(masks), "search", asks_again)
-    search = CaseSearch("ct_7", masks)
-    search.begin(torch.ones(1))
-    assert not search.next_round(), "a round begins when all masks of the one before are scored"
-    assert not search.complete
-    search.update(range(4), torch.arange(4.0)[:, None])
-    assert not search.next_round()
-    assert search.complete
-    assert [*search.ids] == [*search.observed[0].ids] == [0, 1, 2, 3]
+    scores = Scores("ct_7")
+    asks = asks_of(masks, torch.ones(1), scores)
+    scores.add(next(asks), torch.arange(4.0)[:, None])
+    found = next(asks)
+    assert [*found.ids] == [*found.observed[0].ids] == [0, 1, 2, 3]
 
 
 # How rows are cut into batches, and what a round is reported to cost.
 @pytest.mark.parametrize(
-    ("setting", "size", "expected"), [(4, 8, 4), (100, 8, 65), ("auto", 8, 16), ("auto", 2048, 4), (1, 2048, 1)]
+    ("setting", "size", "expected"), [(4, 8, 4), (100, 8, 66), ("auto", 8, 16), ("auto", 2048, 4), (1, 2048, 1)]
 )
 def test_rows_in_a_batch(setting: int | str, size: int, expected: int) -> None:
     """As many as the setting allows, at most all; by itself 16, or as many as hold 2^24 values."""
@@ -253,16 +244,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def cases(*names: str) -> list[Any]:
-    """Cases of 100 masks in rounds, and an unperturbed image, of which 41 rows are planned first."""
-    masks = SimpleNamespace(adaptive=True, at_most=100)
-    return [SimpleNamespace(case=SimpleNamespace(name=name), masks=masks, num_rows=41) for name in names]
+    """Cases of 100 masks in rounds, of which 40 are the first."""
+    masks = SimpleNamespace(adaptive=True, at_most=100, first_round=lambda: range(40))
+    return [SimpleNamespace(case=SimpleNamespace(name=name), masks=masks) for name in names]
 
 
 def test_lines_without_a_terminal(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """The price once, then a line after two seconds and each minute, with the time that is left."""
     shown = Progress(10)
-    shown.begin(Plan(41), cases("a"), 0)
-    shown.begin(Plan(60), cases("a"), 1)
+    shown.begin(41, 1, cases("a"), True)
+    shown.begin(60, 1, cases("a"), False)
     clock.now = 1.0
     shown.advance(1)  # warms up
     for _ in range(10):
@@ -274,7 +265,7 @@ def test_lines_without_a_terminal(clock: Clock, capsys: pytest.CaptureFixture[st
         "scoring case 1 of 10, a: 5 of about 1010 forwards, about 0:04:11 left",
     ]
     shown.end(1)
-    shown.begin(Plan(41), cases("b"), 0)
+    shown.begin(41, 1, cases("b"), True)
     clock.now = 62.0
     shown.advance(9)  # 41 forwards a case: 410 in all, 49 of 50 since the first in 61 s
     assert capsys.readouterr().err == "scoring case 2 of 10, b: 50 of about 410 forwards, about 0:07:28 left\n"
@@ -290,7 +281,7 @@ def test_a_bar_on_a_terminal(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "120")
     with following(setting) as shown:
-        shown.begin(Plan(41), cases("a"), 0)
+        shown.begin(41, 1, cases("a"), True)
         shown.advance(1)
         clock.now = seconds
         shown.advance(20)
