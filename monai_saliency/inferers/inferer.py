@@ -254,8 +254,6 @@ class PerturbationInferer(Inferer):
         callable_network(network)
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
-        if part.count > 1 and stored is None:
-            raise ValueError("a `part` of the masks needs `stored`: the parts of a case come together on disk")
         job = Job(inputs, network, args, kwargs, cases, stored, part)
         return self._score_members(network, job) if isinstance(network, Ensemble) else self._score_one(job)
 
@@ -281,6 +279,8 @@ class PerturbationInferer(Inferer):
 
     def score_here(self, job: Job, share: Share | None = None) -> list[Explanation | None]:
         """Score in this process; what a :class:`Sharing` calls, with how workers exchange scores."""
+        if job.part.count > 1 and job.stored is None:
+            raise ValueError("a `part` of the masks needs `stored`: the parts of a case come together on disk")
         with torch.no_grad(), evaluating(job.network), following(self.progress) as progress:
             return self._score(job, share or StoredShare(job.part), progress)
 

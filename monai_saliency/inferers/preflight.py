@@ -36,11 +36,13 @@ _FEW = 1e-3
 _NOT_PREDICTED = (
     "what is explained is not what was predicted: {}. The evaluator's other images of the batch may change its "
     "prediction (let it predict one image at a time), its postprocessing may change the output in place, or it "
-    "predicts with another inferer, network or precision, or in training mode (call .eval(), also on networks in a "
-    "list or behind a function)"
+    "predicts with another inferer, network or precision, or in training mode"
 )
 _NOT_FIXED = "the network gives no fixed output: {}"
-_SUPPOSED = "Such a network draws random numbers (a dropout that is left on), or keeps something from call to call"
+_SUPPOSED = (
+    "Such a network draws random numbers (a dropout that is left on: call .eval(), also on networks in a list or "
+    "behind a function), or keeps something from call to call"
+)
 
 
 class Seen(NamedTuple):

@@ -411,5 +411,5 @@ def test_attach(tmp_path: Path) -> None:
     handler = ms.attach(evaluator, tmp_path / "evaluator", **given)
     evaluator.run()
     (failed,) = handler.failures.rows
-    assert "not what was predicted" in failed["error"]
-    assert "in training mode (call .eval(), also on networks in a list" in failed["error"]
+    assert "no fixed output" in failed["error"]
+    assert "left on: call .eval(), also on networks in a list" in failed["error"]

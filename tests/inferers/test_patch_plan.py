@@ -56,8 +56,8 @@ class TestCounted:
         )
         (explanation,) = explain.explain(image, network, cases=[ms.Case("x", labels=labels)])
         expected = closed_form(masks.bind(image[0], labels=labels), inferer, region)
-        # In batches of one, an unperturbed patch is looked at again at the end, and one patch has everything hidden.
-        assert network.rows - 2 == explanation.num_forwards == expected
+        # The network is looked at by three patches, and one has everything hidden.
+        assert network.rows - 4 == explanation.num_forwards == expected
 
     def test_a_clinical_ct(self) -> None:
         """512 x 512 x 300, 96^3 patches, overlap 0.25, windows and strides of 32: at least 45 times fewer."""
@@ -85,7 +85,7 @@ class TestCounted:
             4, 4, target=ms.RegionScore(1, "softmax", region), inferer=SlidingWindowInferer((8, 8), overlap=0)
         )
         (explanation,) = explain.explain(image, network)
-        assert network.rows == 9 + 4 + 2  # a patch with everything hidden, and an unperturbed one again at the end
+        assert network.rows == 9 + 4 + 4  # a patch with everything hidden, and three that look at the network
         unchanged = (explanation.scores == explanation.reference_scores).all(dim=1).reshape(6, 6)
         assert int(unchanged.sum()) == 32
 
@@ -98,9 +98,9 @@ class TestCounted:
         each = planned(explain.masks, explain.inferer, inputs[0])
         assert [e.num_forwards for e in explanations] == [each.forwards] * 3
         reference, rest = 3 * each.patches, 3 * (each.forwards - each.patches)
-        # Alone: of each image an unperturbed and a perturbed patch, and an unperturbed one at the end.
-        # In a batch of its own: a patch of each image with everything hidden.
-        assert sorted(network.calls) == [1] * 7 + [7] * (math.ceil(reference / 7) + math.ceil(rest / 7) + 3)
+        # The network is looked at by three patches alone, and two side by side. In a batch of its own: a patch of each
+        # image with everything hidden.
+        assert sorted(network.calls) == [1] * 3 + [2] + [7] * (math.ceil(reference / 7) + math.ceil(rest / 7) + 3)
 
     def test_windows_on_the_patch_grid_touch_the_fewest(self) -> None:
         inferer = SlidingWindowInferer((48, 48, 48), overlap=0.5)
