@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError, SettingError
+from monai_saliency.errors import CaseError, NothingToExplain, SettingError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.inferers.explanation import Explanation, joined
 from monai_saliency.inferers.perturbation import HIDDEN, Perturbation
 from monai_saliency.inferers.score_watch import ScoreWatch
 from monai_saliency.masks.base import BoundMasks, Observed
 from monai_saliency.networks.outputs import rows
-from monai_saliency.targets.base import BoundTarget, Target
+from monai_saliency.targets.base import BoundNothing, BoundTarget, Target
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.tensors import plain
@@ -97,6 +97,10 @@ class CaseState:
         self.search.begin(self.target(reference)[0].clone(), self.target.if_nan)
         self.values = sampled(reference)
         self.rounding = max(self.rounding, score_precision(None, *(values.dtype for values in self.values)))
+        if self.target.nothing:  # no row of a mask needs a forward, and nothing is kept
+            self.search.seen[:] = True
+            self.kept = ScoreWatch(None, self.search)
+            self.hidden_scores = self.search.reference_scores
         self.kept.resume(self.target)
 
     def forget_prediction(self) -> None:
@@ -159,9 +163,23 @@ class CaseState:
         self._is_finished = True
 
     def explanation(self) -> Explanation:
-        """The case's explanation."""
+        """The case's explanation, without a map if there is nothing to explain."""
         self.finish()
         search, estimator = self.search, self.estimator
+        if self.target.nothing:
+            image, none = self.case.image, self.search.reference_scores
+            return Explanation(
+                name=self.case.name,
+                saliency=image.new_zeros(0, *image.shape[1:]),
+                scores=search.scores[:0],
+                ids=[],
+                reference_scores=none,
+                target=self.target,
+                masks=search.masks,
+                observed=[],
+                num_forwards=self.num_forwards,
+                per_prediction=self.per_prediction,
+            )
         stopped = max(search.observed, key=lambda observed: len(observed.ids)).words
         if stopped:
             logger.info("case %s: %d masks: %s", self.case.name, len(search.ids), stopped)
@@ -187,9 +205,13 @@ class CaseState:
 
 
 def bound_target(target: Target, reference: Any, case: Case) -> BoundTarget:
-    """A target, bound to the output ``(1, ...)`` of a case's unperturbed image."""
+    """A target, bound to the output ``(1, ...)`` of a case's unperturbed image; without scores where there is nothing to
+    explain.
+    """
     try:
         return target.bind(reference, replace(case, prediction=None))  # targets keep the case
+    except NothingToExplain as error:
+        return BoundNothing(error.problem)
     except (CaseError, SettingError):
         raise
     except ValueError as error:

@@ -63,6 +63,8 @@ class EnsembleState:
     def explanation(self) -> Explanation:
         """The mean of the members' explanations, with their disagreement."""
         members = [member.explanation() for member in self.members]
+        if self.target.nothing:
+            return replace(members[0], num_forwards=self.num_forwards)
         maps = torch.stack([member.saliency for member in members])
         references = torch.stack([member.reference_scores for member in members])
         hidden = [member.hidden_scores for member in members if member.hidden_scores is not None]

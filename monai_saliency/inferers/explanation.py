@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from monai_saliency.errors import NothingToExplain
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.masks.base import BoundMasks, Id, Observed
 from monai_saliency.targets.base import BoundTarget, label_name
@@ -33,7 +34,8 @@ class Explanation:
     Attributes:
         name: the case's name.
         saliency: the map ``(K, *spatial)``, on the image's device, in the score's unit; ``(K * C, *spatial)`` where
-            channels have masks of their own.
+            channels have masks of their own; without a map, K = 0, where ``target.nothing`` says in words why there is
+            nothing to explain.
         scores: ``(N, K)``, one row a mask.
         ids: the mask of each row of ``scores``, N of them.
         reference_scores: ``(K,)``, of the unperturbed image.
@@ -201,6 +203,13 @@ def warned(explanations: list[Explanation]) -> list[Explanation]:
     for each in explanations:
         if each.fill_problem:
             logger.warning("case %s: %s", each.name, each.fill_problem)
+    return explanations
+
+
+def with_maps(explanations: list[Explanation]) -> list[Explanation]:
+    """Explanations of which one has a map; a NothingToExplain with the reason of the first where none has."""
+    if all(each.target.nothing for each in explanations):
+        raise NothingToExplain(explanations[0].name, explanations[0].target.nothing)
     return explanations
 
 

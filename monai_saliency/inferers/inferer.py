@@ -22,7 +22,7 @@ from monai_saliency.inferers.batches import batch_size, rows_in_batch
 from monai_saliency.inferers.case_search import CaseSearch
 from monai_saliency.inferers.case_state import CaseState, bound_target
 from monai_saliency.inferers.ensemble_state import EnsembleState
-from monai_saliency.inferers.explanation import Explanation, warned
+from monai_saliency.inferers.explanation import Explanation, warned, with_maps
 from monai_saliency.inferers.forward import Forward, evaluating
 from monai_saliency.inferers.loop import Meet, Scorer, WholeImages, run_rounds
 from monai_saliency.inferers.patch_memory import PatchMemory
@@ -161,11 +161,21 @@ class PerturbationInferer(Inferer):
         return type(self)(**self.settings | changes)
 
     def __call__(self, inputs: Any, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The maps ``(B, K, *spatial)`` of a batch of images; arguments as for :meth:`explain`."""
-        explanations = self.explain(inputs, network, *args, **kwargs)
+        """The maps ``(B, K, *spatial)`` of a batch of images; arguments as for :meth:`explain`.
+
+        Raises:
+            NothingToExplain: when there is nothing to explain in any image.
+            ValueError: when the images have different numbers of maps.
+        """
+        explanations = with_maps(self.explain(inputs, network, *args, **kwargs))
         counts = sorted({len(explanation.saliency) for explanation in explanations})
         if len(counts) > 1:
-            raise ValueError(f"the images have different numbers of maps {counts}: call `explain` to get a list")
+            without = [f"; {each.name} has none: {each.target.nothing}" for each in explanations if each.target.nothing]
+            raise ValueError(
+                f"the images have different numbers of maps {counts}, which one tensor cannot hold. For a list of "
+                "explanations write ms.focused_rise(target=...).explain(images, network), or another method's name"
+                + "".join(without[:1])
+            )
         maps = torch.stack([explanation.saliency for explanation in explanations])
         meta = self.inputs.split(inputs).meta
         return convert_to_dst_type(maps, meta, dtype=maps.dtype)[0] if isinstance(meta, MetaTensor) else maps
@@ -182,7 +192,8 @@ class PerturbationInferer(Inferer):
         names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Explain a batch of images, and give all that is known of each.
+        """Explain a batch of images, and give all that is known of each. An image in which there is nothing to explain
+        has an explanation without maps, ``(0, *spatial)``, and the reason in ``target.nothing``.
 
         Args:
             inputs: a tensor or NumPy array ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.

@@ -79,7 +79,8 @@ class RowWatch:
                 hidden = state.images.unperturbed()
                 state.images.write(HIDDEN, HIDDEN + 1, out=hidden)
                 state.hidden_scores = self._run_alone(index, hidden, HIDDEN).scores
-        known_of(self.forward.network)[self._kind] = True
+        if not all(state.target.nothing for state in self.states):  # such cases have no scores to compare
+            known_of(self.forward.network)[self._kind] = True
 
     def _run_alone_of(self, index: int, offset: int, stop: int) -> None:
         """Run two rows of a case alone, of which those below ``stop`` lie at ``offset`` of the batch: the unperturbed

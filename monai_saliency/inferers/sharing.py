@@ -79,7 +79,7 @@ class WorkerScores:
         first, second = self.reference_scores.double(), other.reference_scores.double()
         if first.shape != second.shape:
             return [*found, f"the number of scores ({len(first)} and {len(second)})"]
-        largest = float(first.nan_to_num(0, 0, 0).abs().max())
+        largest = float(first.nan_to_num(0, 0, 0).abs().max()) if len(first) else 0.0
         allowed = max(_TOLERANCE, _ROUNDINGS * self.rounding) * largest
         if not torch.allclose(first, second, rtol=0, atol=allowed, equal_nan=True):
             found.append(f"the score of the unperturbed image ({first.tolist()[:3]} and {second.tolist()[:3]})")

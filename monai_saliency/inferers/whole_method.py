@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 
-from monai_saliency.errors import CaseError
+from monai_saliency.errors import CaseError, NothingToExplain
 from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward, evaluating
@@ -60,7 +61,8 @@ class WholeMethodInferer(PerturbationInferer):
         with torch.no_grad(), evaluating(job.network):
             states, split = self.start(job.inputs, job.cases, targets=job.targets)
             for index in range(len(states)):
-                self.explain_case(forward, states, split, index)
+                with suppress(NothingToExplain):  # which its state knows
+                    self.explain_case(forward, states, split, index)
         return states
 
     @abstractmethod
@@ -86,10 +88,16 @@ class WholeMethodRun:
     def begin(self, output: Any) -> BoundTarget:
         """Bind the target to the output ``(1, ...)`` of the unperturbed image, which is compared with what was
         predicted.
+
+        Raises:
+            NothingToExplain: when the target has no scores.
         """
         self.state.bind(output)
         self.rows.is_predicted(self.index)
         self.state.forget_prediction()
+        if self.state.target.nothing:
+            self.state.forwards_here += 1
+            raise NothingToExplain(self.name, self.state.target.nothing)
         return self.state.target
 
     def finish(self, maps: torch.Tensor, scores: torch.Tensor) -> None:

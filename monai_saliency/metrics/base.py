@@ -14,6 +14,7 @@ from monai.metrics import do_metric_reduction
 from monai.utils import MetricReduction
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import NothingToExplain
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.cohort_explainer import Keeper
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
@@ -194,6 +195,8 @@ class NetworkMetric(SaliencyMetric):
         stored = self.keeper(inferer, self.network, [replace(one.case, image=one.image)])
         (state,) = inferer.score(one.image[None], self.network, cases=[one.case], stored=stored)
         self.num_forwards += state.num_forwards
+        if state.target.nothing:
+            raise NothingToExplain(one.case.name, state.target.nothing)
         scored = state.scored()
         scores, reference = scored.scores.double(), scored.reference_scores.double()
         if state.masks.channels is not None:

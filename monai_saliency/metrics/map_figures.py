@@ -17,7 +17,7 @@ from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.simple import BlurFill, MeanFill
 from monai_saliency.inferers.cohort_explainer import Keeper
-from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.inferers.explanation import Explanation, with_maps
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.metrics.agreement import rank_correlation
 from monai_saliency.metrics.base import SaliencyMetric
@@ -143,7 +143,7 @@ class MapFigures:
             keeper = replace(keeper, network_id=f"{keeper.network_id} at random weights")
         stored = keeper(inferer, network, [replace(self.case, image=self.image[0])])
         (state,) = inferer.score(self.image, network, cases=[self.case], stored=stored)
-        explanation = state.explanation()  # without the warning of its fill, which the map has given
+        (explanation,) = with_maps([state.explanation()])  # without the warning of its fill, which the map has given
         self.forwards += explanation.num_forwards
         return plain(explanation.saliency)[None]
 

@@ -14,6 +14,7 @@ import torch
 from monai_saliency.cases import cases_of
 from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.inferers.cohort_explainer import Keeper
+from monai_saliency.inferers.explanation import with_maps
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.arguments import TargetLike
@@ -315,7 +316,7 @@ class Comparison:
         is_resumed = bool(stored and stored[0].ranges())
         begun = time.perf_counter()
         (state,) = given.inferer.score(given.image[None], given.network, cases=[given.case], stored=stored)
-        found = state.explanation()
+        (found,) = with_maps([state.explanation()])
         if given.image.is_cuda:
             torch.cuda.synchronize(given.image.device)
         seconds = time.perf_counter() - begun

@@ -13,6 +13,7 @@ from monai.transforms.traits import RandomizableTrait
 from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple
 
 from monai_saliency.cases import Case, case_name, image_file
+from monai_saliency.inferers.explanation import with_maps
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.utils.arguments import callable_network, torch_device, written
 from monai_saliency.utils.tensors import with_meta_of
@@ -81,7 +82,7 @@ class Saliency(Transform, RandomizableTrait):
             others[name] = other[None]
         case = Case.of(image[None], name=case_name(image), file=image_file(image), labels=labels)
         inputs = self.inferer.inputs.join(batch, others)
-        (explanation,) = self.inferer.explain(inputs, self.network, cases=[case])
+        (explanation,) = with_maps(self.inferer.explain(inputs, self.network, cases=[case]))
         return with_meta_of(image, explanation.saliency.to(image.device)), Legend.of(explanation)
 
 
