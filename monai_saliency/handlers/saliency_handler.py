@@ -366,7 +366,7 @@ class SaliencyHandler:
         if not self._is_shown:
             return
         progress = self.explainer.progress
-        number = f"case {len(self.explained) + len(self.failures.rows)}"
+        number = f"case {len(self.explained) + len(self.failures.rows) + len(self.failures.nothing)}"
         if progress.cases is not None:
             number = f"{number} of {progress.cases}"
         words = title.replace("\n", ": ", 1).replace("\n", ", ")
@@ -391,7 +391,7 @@ class SaliencyHandler:
             write_trust_page(self.summary)
 
     def incomplete(self, alike: bool = False) -> list[str]:
-        """The waiting cases that have neither a map nor a failure by now; with ``alike``, a map of the settings and
+        """The waiting cases that have neither a map nor a failure by now, nor nothing to explain; with ``alike``, a map of the settings and
         weights of this run.
         """
         rows, marks = self.summary.read(), set(self._marks.values())
@@ -403,7 +403,7 @@ class SaliencyHandler:
 
     def figures(self) -> dict[str, float]:
         """The cohort's figures, over all runs on the folder so far."""
-        return figures(self.summary.read(), len(self.failures.read()))
+        return figures(self.summary.read(), len(self.failures.read()), len(self.failures.nothing_table.read()))
 
 
 def _count(loader: Any) -> int | None:

@@ -170,17 +170,19 @@ def _in_label(
     return False
 
 
-def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, float]:
+def figures(rows: Sequence[dict[str, Any]], failures: int = 0, nothing: int = 0) -> dict[str, float]:
     """The figures of a cohort, of the rows of its ``summary.csv``.
 
     Returns:
-        ``cases``, ``failures``; the sums ``forwards`` and ``seconds``; where there are such rows, the means
+        ``cases``, ``failures``, and ``nothing_to_explain`` where there are such cases; the sums ``forwards`` and ``seconds``; where there are such rows, the means
         ``mean_score``, ``mean_peak_saliency`` (of maps in one unit) and ``peak_in_label`` in [0, 1], and the count
         ``maps_of_noise``.
     """
     # All rows of a case have the same forwards and seconds.
     cases = {row["case"]: row for row in rows}.values()
     values: dict[str, float] = {"cases": len(cases), "failures": failures}
+    if nothing:
+        values["nothing_to_explain"] = nothing
     for name in ("forwards", "seconds"):
         values[name] = float(np.nansum([float(row[name]) for row in cases]))
     if rows:

@@ -205,8 +205,8 @@ class CaseState:
 
 
 def bound_target(target: Target, reference: Any, case: Case) -> BoundTarget:
-    """A target, bound to the output ``(1, ...)`` of a case's unperturbed image; without scores where there is nothing to
-    explain.
+    """A target, bound to the output ``(1, ...)`` of a case's unperturbed image; one without scores where there is
+    nothing to explain.
     """
     try:
         return target.bind(reference, replace(case, prediction=None))  # targets keep the case

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import NothingToExplain
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.ensemble_state import EnsembleState
@@ -118,6 +119,7 @@ class CohortExplainer:
         network_id: str | None = None,
     ) -> None:
         self.inferer = explaining(inferer)
+        self.inferer.target.of_image(0, 1)  # refuses a tensor of classes, which is of one batch
         self.network = callable_network(network)
         self.store = instance("store", store, ScoreStore, "ScoreStore(folder)", none=True)
         self.failures = instance("failures", failures, Failures, "Failures(path)", none=True)
@@ -165,7 +167,9 @@ class CohortExplainer:
                 self._explain(free, claimed, write, inferer or self.inferer)
 
     def refuse(self, case: str, error: Exception) -> None:
-        """List a case as one that cannot be explained; without a list of failures the error is raised."""
+        """List a case as one that cannot be explained, or in which there is nothing to explain; without a list of
+        failures the error is raised.
+        """
         if self.failures is None:
             raise error
         self.progress.done += 1
@@ -213,6 +217,10 @@ class CohortExplainer:
             return
         seconds = (time.perf_counter() - begun) / len(claimed)  # scores were checked, so the device has come to its end
         for each, state in zip(claimed, states, strict=True):
+            if state is not None and state.target.nothing:
+                self.refuse(each.case.name, NothingToExplain(each.case.name, state.target.nothing))
+                each.claim.close()
+                continue
             # Whoever completes a case by its part holds all of it.
             if state is not None and (part.count == 1 or self._claim(each.case.name, WHOLE, each.claim)):
                 write(ScoredCase(each.index, state, each.claim, seconds))

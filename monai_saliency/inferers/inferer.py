@@ -266,7 +266,7 @@ class PerturbationInferer(Inferer):
             forward = self.forward(ensemble, job.args, job.kwargs)
             for index, case in enumerate(cases):
                 output = output_alone(forward, split, index, case, self.mask_batch_size)
-                targets.append(bound_target(self.target, output, case))
+                targets.append(bound_target(self.target.of_image(index, len(cases)), output, case))
         members = []
         for number, member in enumerate(ensemble.networks):
             kept = job.stored and [stored.beside(f"member-{number}") for stored in job.stored]
@@ -326,7 +326,7 @@ class PerturbationInferer(Inferer):
             masks, fill, fill_of = self._bound(case, split.numbers_of(index))
             search = CaseSearch(case.name, masks)
             images = Perturbation(case.image, split.held_images[index], fill, fill_of, search)
-            target = self.target if targets is None else targets[index]
+            target = self.target.of_image(index, count) if targets is None else targets[index]
             kept = ScoreWatch(None if stored is None else stored[index], search)
             states.append(CaseState(case, images, target, self.estimator, kept))
         return states, split

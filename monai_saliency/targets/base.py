@@ -138,6 +138,10 @@ class Target(ABC):
     #: whether the scores are sums of the output's numbers with weights that are frozen with the case
     is_linear: bool = False
 
+    def of_image(self, index: int, count: int) -> Target:
+        """The target of one of the ``count`` images of a batch: the same for all, by default."""
+        return self
+
     @abstractmethod
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         """Freeze what the question refers to (class, region, boxes) for one case.

@@ -101,8 +101,8 @@ class _SegmentationTarget(Target):
         are nothing to explain, and leave the maps of other channels; another empty region is a wrong setting.
         """
         what = f"{where} of channel {', '.join(map(str, channels))} is empty"
-        is_label = isinstance(self.region, torch.Tensor) or (self.region == "label" and bool((case.labels != 0).any()))
-        if is_label:
+        is_labelled = self.region == "label" and bool(torch.as_tensor(case.labels).any())
+        if is_labelled or isinstance(self.region, torch.Tensor):
             raise ValueError(
                 f"{what}, so it has no score to explain; choose another `channel`, or give `region` as a label tensor"
             )

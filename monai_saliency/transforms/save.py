@@ -226,6 +226,8 @@ class SaveSaliencyd(MapTransform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
         keys = [*self.key_iterator(d)]
+        if not keys and "case" not in d:
+            return d
         if keys:
             d.setdefault("case", scan_name(d[keys[0]]))
         case, written = str(d["case"]), []
