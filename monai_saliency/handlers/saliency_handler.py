@@ -391,8 +391,8 @@ class SaliencyHandler:
             write_trust_page(self.summary)
 
     def incomplete(self, alike: bool = False) -> list[str]:
-        """The waiting cases that have neither a map nor a failure by now, nor nothing to explain; with ``alike``, a map of the settings and
-        weights of this run.
+        """The waiting cases that have neither a map nor a row in a list of :class:`Failures` by now; with ``alike``, a
+        map of the settings and weights of this run.
         """
         rows, marks = self.summary.read(), set(self._marks.values())
         if alike and marks:
@@ -403,7 +403,8 @@ class SaliencyHandler:
 
     def figures(self) -> dict[str, float]:
         """The cohort's figures, over all runs on the folder so far."""
-        return figures(self.summary.read(), len(self.failures.read()), len(self.failures.nothing_table.read()))
+        failures = self.failures
+        return figures(self.summary.read(), len(failures.read()), len(failures.nothing_table.read()))
 
 
 def _count(loader: Any) -> int | None:

@@ -174,9 +174,9 @@ def figures(rows: Sequence[dict[str, Any]], failures: int = 0, nothing: int = 0)
     """The figures of a cohort, of the rows of its ``summary.csv``.
 
     Returns:
-        ``cases``, ``failures``, and ``nothing_to_explain`` where there are such cases; the sums ``forwards`` and ``seconds``; where there are such rows, the means
-        ``mean_score``, ``mean_peak_saliency`` (of maps in one unit) and ``peak_in_label`` in [0, 1], and the count
-        ``maps_of_noise``.
+        ``cases``, ``failures``, and ``nothing_to_explain`` where there are such cases; the sums ``forwards`` and
+        ``seconds``; where there are such rows, the means ``mean_score``, ``mean_peak_saliency`` (of maps in one unit)
+        and ``peak_in_label`` in [0, 1], and the count ``maps_of_noise``.
     """
     # All rows of a case have the same forwards and seconds.
     cases = {row["case"]: row for row in rows}.values()

@@ -28,8 +28,8 @@ F = TypeVar("F", bound=Callable[..., PerturbationInferer])
 
 
 def as_target(target: TargetLike, **settings: Any) -> Target:
-    """A target as it is; of a class, of several, of a tensor or array with a class for each image, or of nothing the one
-    that the network's output asks for, with settings of :class:`AutoTarget`.
+    """A target as it is; of a class, of several, of a tensor or array with a class for each image, or of nothing the
+    one that the network's output asks for, with settings of :class:`AutoTarget`.
     """
     if target is None:
         return AutoTarget(**settings)

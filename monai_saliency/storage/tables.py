@@ -146,8 +146,8 @@ def _text(cell: str) -> str:
 
 
 class Failures:
-    """``failures.csv``: one row for each failed case, with the stage where it failed and the error in one line. Cases in
-    which there is nothing to explain are no failures: they are in ``nothing_to_explain.csv``, with the reason.
+    """``failures.csv``: one row for each failed case, with the stage where it failed and the error in one line. Cases
+    in which there is nothing to explain are no failures: they are in ``nothing_to_explain.csv``, with the reason.
 
     Without such cases there is no file. Several runs on one folder write to the same files.
 
