@@ -82,8 +82,8 @@ class BundleConfig:
         return Path(self.get("bundle_root") or ".") / "eval"
 
     def class_names(self, given: Any = None) -> dict[str, Any]:
-        """The setting ``class_names``: as given, or else the ``channel_def`` of an output in the bundle's metadata, which
-        is of the network in the bundle's own configs.
+        """The setting ``class_names``: as given, or else the ``channel_def`` of an output in the bundle's metadata,
+        which is of the network in the bundle's own configs.
         """
         if given or not self._has_its_own_network():
             return {"class_names": given}

@@ -16,7 +16,6 @@ from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
 from monai_saliency.targets.per_image import PerImage
 from monai_saliency.utils.arguments import refuse_unknown
-from monai_saliency.utils.tensors import shape_in_words
 
 __all__ = ["TargetLike", "as_target", "method"]
 
@@ -48,14 +47,13 @@ def as_target(target: TargetLike, **settings: Any) -> Target:
 
 def _classes_of(given: torch.Tensor | np.ndarray) -> int | list[int]:
     """The class in a scalar, such as ``logits[0].argmax()``; the classes ``(B,)`` of B images as a list."""
-    values = torch.as_tensor(given)
-    is_whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
-    if not is_whole or values.ndim > 1 or not values.numel():
+    values = given.flatten().tolist()
+    if given.ndim > 1 or not values or not all(type(value) is int for value in values):
         raise ValueError(
-            "`target` as a tensor holds a class for each image, whole numbers (B,) such as logits.argmax(dim=1), got "
-            f"{shape_in_words(values)} of {values.dtype}; for the same classes of all images give a list, target=[0, 2]"
+            "`target` as a tensor holds a class for each image, whole numbers (B,) such as logits.argmax(dim=1), "
+            f"got shape {tuple(given.shape)} of {given.dtype}; a list such as target=[0, 2] is these classes of all images"
         )
-    return values.tolist()  # type: ignore[no-any-return]
+    return given.tolist()  # type: ignore[no-any-return]
 
 
 def method(function: F) -> F:

@@ -7,6 +7,7 @@ from helpers.tolerances import assert_close, assert_same_bits
 from monai.losses import DiceLoss
 
 import monai_saliency as ms
+from monai_saliency.errors import NothingToExplain
 
 
 class TestRegionScore:
@@ -56,7 +57,7 @@ class TestRegionScore:
     @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
     def test_empty_predicted_region(self, activation: str) -> None:
         output = torch.stack([torch.full((2, 3), 3.0), torch.full((2, 3), -3.0)])[None]
-        with pytest.raises(ValueError, match=r"the predicted region.* of channel 1 is empty.*region='all'"):
+        with pytest.raises(NothingToExplain, match=r"the predicted region.* of channel 1 is empty.*region='all'"):
             ms.RegionScore(1, activation).bind(output, FLAT)
 
     @pytest.mark.parametrize(
@@ -83,9 +84,9 @@ class TestPredictedChannels:
 
     def test_none(self) -> None:
         output = torch.full((1, 3, 2, 3), -1.0)
-        with pytest.raises(ValueError, match=r"segments nothing: .* each of its 3 channels"):
+        with pytest.raises(NothingToExplain, match=r"segments nothing: .* each of its 3 channels"):
             ms.RegionScore("predicted", "softmax").bind(output, FLAT)
-        with pytest.raises(ValueError, match=r"segments nothing: .* each of its 3 channels"):
+        with pytest.raises(NothingToExplain, match=r"segments nothing: .* each of its 3 channels"):
             ms.RegionScore("predicted", "sigmoid").bind(output, FLAT)
 
 
@@ -147,7 +148,7 @@ class TestRegionsOfLabels:
         bound = ms.RegionScore(1, "none", "false_positive").bind(self.OUTPUT, self.CASE)
         assert_close(bound(self.OUTPUT), torch.tensor([[4.0]]))
         assert list(bound.labels) == [1]
-        with pytest.raises(ValueError, match="the false positive region of channel 1 is empty"):
+        with pytest.raises(NothingToExplain, match="the false positive region of channel 1 is empty"):
             ms.RegionScore(1, "none", "false_positive").bind(
                 self.OUTPUT, ms.Case("ct_7", FLAT.image, labels=self.LABELS * 0 + 1)
             )
@@ -158,8 +159,17 @@ class TestRegionsOfLabels:
             target.bind(self.OUTPUT, FLAT)
         with pytest.raises(ValueError, match=r"label map has spatial shape \(2, 2\), the image \(2, 3\)"):
             target.bind(self.OUTPUT, ms.Case("ct_7", FLAT.image, labels=self.LABELS[..., :2]))
-        with pytest.raises(ValueError, match="the label region of channel 1 is empty"):
+        with pytest.raises(NothingToExplain, match="the label region of channel 1 is empty"):
             target.bind(self.OUTPUT, ms.Case("ct_7", FLAT.image, labels=self.LABELS * 0))
+        with pytest.raises(ValueError, match="the label region of channel 1 is empty") as found:  # a wrong setting
+            target.bind(self.OUTPUT, ms.Case("ct_7", FLAT.image, labels=self.LABELS * 0 + 255))
+        assert not isinstance(found.value, NothingToExplain)
+
+    def test_channels_that_are_not_predicted_leave_the_others(self, caplog: pytest.LogCaptureFixture) -> None:
+        output = torch.tensor([[[[3.0, 0, 0]], [[0.0, 2, 2]], [[0.0, 0, 0]]]])
+        bound = ms.RegionScore([1, 2], "softmax").bind(output, ms.Case("ct_7", torch.zeros(1, 1, 3)))
+        assert list(bound.labels) == [1]
+        assert "case ct_7: the predicted region of channel 2 is empty: no map explains it" in caplog.text
 
 
 class TestCoarserOutput:
