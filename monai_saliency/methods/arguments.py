@@ -51,9 +51,9 @@ def _classes_of(given: torch.Tensor | np.ndarray) -> int | list[int]:
     if given.ndim > 1 or not values or not all(type(value) is int for value in values):
         raise ValueError(
             "`target` as a tensor holds a class for each image, whole numbers (B,) such as logits.argmax(dim=1), "
-            f"got shape {tuple(given.shape)} of {given.dtype}; a list such as target=[0, 2] is these classes of all images"
+            f"got shape {tuple(given.shape)} of {given.dtype}; for these classes of all images give target=[0, 2]"
         )
-    return given.tolist()  # type: ignore[no-any-return]
+    return given.tolist()
 
 
 def method(function: F) -> F:
