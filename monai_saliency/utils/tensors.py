@@ -52,25 +52,6 @@ def blend(
     return torch.where(share == 0, fill, kept, out=out)
 
 
-def check_labels(labels: torch.Tensor) -> None:
-    """Refuse a label map whose values are not whole numbers."""
-    if not labels.is_floating_point() or not labels.numel():
-        return
-    limit = 2 / torch.finfo(labels.dtype).eps
-    wrong = labels[~torch.isfinite(labels)]
-    if len(wrong):
-        raise ValueError(
-            f"the label map has values that are not whole numbers, NaN or infinity: {len(wrong)} voxels, the first is "
-            f"{float(wrong[0])}. Give 0 to what has no label"
-        )
-    if float(labels.abs().max()) > limit:
-        raise ValueError(
-            "the label map has values that are too large for its type: "
-            f"{str(labels.dtype).removeprefix('torch.')} tells whole numbers apart up to {limit:.0f}. Load it as "
-            "float64 or as whole numbers"
-        )
-
-
 def with_meta_of(image: torch.Tensor, values: torch.Tensor) -> MetaTensor:
     """A MetaTensor of other values with a copy of an image's meta data."""
     made = MetaTensor(plain(values)).copy_meta_from(image)
