@@ -19,8 +19,7 @@ from monai_saliency.metrics.map_figures import MapFigures, Trusted
 from monai_saliency.storage.label_maps import label_problem, load_label, on_image
 from monai_saliency.storage.tables import TRUST_COLUMNS, CaseTable
 from monai_saliency.utils.arguments import whole_number
-from monai_saliency.utils.labels import checked_label
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import checked_label, plain
 from monai_saliency.utils.timing import stage
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Ids, MakesRegions, Masks, Regions, Spacing, random_rows
 from monai_saliency.utils.arguments import instance, probability, whole_number
-from monai_saliency.utils.labels import checked_label
-from monai_saliency.utils.tensors import Box, to_device
+from monai_saliency.utils.tensors import Box, checked_label, to_device
 
 # So many voxels are looked up at once: 8 MB of places.
 _PLACES = 2**20
@@ -86,9 +85,7 @@ def find_regions(make: MakesRegions | None, image: Tensor, labels: Tensor | None
             "masks of regions need the case's label map: give `labels` (the handler's `label_key`), or `regions`, "
             "which makes one of the image"
         )
-    labels = checked_label(labels, image.shape[1:])[0].to(image.device)
-    if labels.is_floating_point():
-        labels = labels.long()
+    labels = checked_label(labels, image.shape[1:])[0].to(image.device).long()
     found, place = labels.unique(return_inverse=True)
     hidden = found != 0
     if not bool(hidden.any()):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from monai_saliency.masks.base import Spacing
 from monai_saliency.utils.arguments import number, positive_numbers, require, whole_number, written
-from monai_saliency.utils.labels import checked_label
+from monai_saliency.utils.tensors import checked_label
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,8 @@ from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.targets.base import Quantity, to_float
 from monai_saliency.utils.arguments import callable_network, check_option
-from monai_saliency.utils.labels import checked_label
 from monai_saliency.utils.monai_private import BatchMetric
-from monai_saliency.utils.tensors import plain, shape_in_words
+from monai_saliency.utils.tensors import checked_label, plain, shape_in_words
 
 
 class SaliencyMetric(BatchMetric):

@@ -25,8 +25,7 @@ from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import CaseTable
 from monai_saliency.utils.arguments import callable_network
-from monai_saliency.utils.labels import checked_label
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import checked_label, plain
 
 #: the figures of a method, by the columns of its table, with their words
 FIGURES = {
@@ -175,8 +174,7 @@ def compare_methods(
         shared: what all methods are given, such as ``mask_batch_size`` and ``inferer``.
 
     Raises:
-        ValueError: for fewer than 3 images, labels of another grid or with several channels, an unknown method, or a
-            target of several scores.
+        ValueError: for fewer than 3 images, other labels, an unknown method, or a target of several scores.
 
     Example::
 

@@ -10,7 +10,7 @@ import torch
 from scipy import ndimage
 
 from monai_saliency.cases import Case
-from monai_saliency.utils.labels import checked_label, listed
+from monai_saliency.utils.tensors import checked_label, listed
 
 
 class Labels:
@@ -79,7 +79,7 @@ def label_region(
     values: Sequence[int] | None, channel: int, output: torch.Tensor, activation: str, case: Case
 ) -> torch.Tensor:
     """The region of a channel of an output ``(1, C, *spatial)`` in the case's label map, on the output's grid: where it
-    has one of some values. If they are None and nothing else tells them, the label map is refused.
+    has one of some values. Where they are None, and not known from the label itself, it is refused.
     """
     if case.labels is None:
         raise ValueError(
@@ -87,35 +87,23 @@ def label_region(
             "the `label_key` of `Saliencyd`"
         )
     count, spatial = output.shape[1], output.shape[2:]
-    label = checked_label(case.labels, case.image.shape[1:], count)
-    if len(label) > 1:
-        if values is not None:
-            raise ValueError(
-                f"`label_values` are of a label map with one channel, and the label has {len(label)}, one for each "
-                "channel of the output: leave `label_values` out"
-            )
+    label = checked_label(case.labels, case.image.shape[1:], count if values is None else 1)
+    if values is None and len(label) == count:
         return _on_grid(label[channel] != 0, spatial)
-    if values is None and count == 1:
-        return _on_grid(label[0] != 0, spatial)
-    label = label[0] if label.is_floating_point() else label[0].long()
+    label = label[0].long()
     if values is None:
-        values = _own_number(channel, count, activation, label)
+        # Sigmoid channels may overlap, and the first may be background or not: no number is known to be theirs.
+        numbers = 1 if activation == "sigmoid" else count
+        if not bool(((label >= 0) & (label < numbers)).all()):
+            own = listed(label[label != 0])
+            raise ValueError(
+                f"the label map has the values {listed(label)}, and it is not known which of them belong to channel "
+                f"{channel} of {count}: give them, such as `label_values={f'[[{own}]]' if ',' in own else f'[{own}]'}` "
+                f"for one channel, or give a label with {count} channels of 0 and 1"
+            )
+        values = [channel] if numbers > 1 else []
     region = torch.isin(label, torch.as_tensor(list(values), dtype=label.dtype, device=label.device))
     return _on_grid(region, spatial)
-
-
-def _own_number(channel: int, count: int, activation: str, label: torch.Tensor) -> list[int]:
-    """The value of a channel in a label map whose values are numbers of channels."""
-    # Sigmoid channels may overlap, and their first one may be background or not: no number is theirs.
-    known = 1 if activation == "sigmoid" else count
-    if not bool(((label >= 0) & (label < known)).all()):
-        own = listed(label[label != 0])
-        raise ValueError(
-            f"the label map has the values {listed(label)}, and it is not known which of them belong to channel "
-            f"{channel} of {count}: give them, such as `label_values={f'[[{own}]]' if ',' in own else f'[{own}]'}` for "
-            f"one channel, or give a label with {count} channels of 0 and 1"
-        )
-    return [channel] if known > 1 else []
 
 
 def _on_grid(region: torch.Tensor, spatial: torch.Size) -> torch.Tensor:

@@ -148,8 +148,7 @@ class RegionScore(_SegmentationTarget):
 
             - ``"predicted"``: the voxels that the unperturbed output gives to the channel (the channel with the highest
               output; with ``"sigmoid"`` a probability above 0.5);
-            - ``"label"``: the channel's voxels in the case's label map, or in its own channel of a label with as many
-              channels as the output;
+            - ``"label"``: the channel's voxels in the label map, or its own channel of a label with one for each;
             - ``"false_positive"``: predicted but not in the label map, to see why the network finds something there;
             - ``"all"``: all voxels;
             - a label tensor ``(*spatial)`` or ``(1, *spatial)``, not 0 inside, or ``(C, *spatial)``, 1 inside;

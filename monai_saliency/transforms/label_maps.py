@@ -15,7 +15,7 @@ from monai.utils import CommonKeys
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.label_maps import load_label, on_image
 from monai_saliency.utils.affines import affine_in_mm
-from monai_saliency.utils.labels import checked_label
+from monai_saliency.utils.tensors import checked_label
 
 
 class LoadRegionsd(MapTransform):

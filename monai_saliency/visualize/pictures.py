@@ -17,7 +17,7 @@ import torch
 
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import check_option, require
-from monai_saliency.utils.labels import checked_label
+from monai_saliency.utils.tensors import checked_label
 from monai_saliency.visualize.legend import Legend, colour_map, finite, focus_voxel, gray_window, legends_of, opacities
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from monai_saliency import masks, metrics
 from monai_saliency.handlers.trust import label_on_grid
 from monai_saliency.storage.label_maps import load_label
 from monai_saliency.transforms import LoadRegionsd, Saliencyd
-from monai_saliency.utils.labels import checked_label
+from monai_saliency.utils.tensors import checked_label
 from monai_saliency.visualize import plot_saliency
 
 IMAGE = MetaTensor(torch.arange(64.0).reshape(1, 8, 8) / 64)
@@ -88,7 +88,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_way_in(way_in: str) -> None:
     """What linear interpolation leaves, and other numbers of channels."""
     take = (BY_CHANNEL | ONE_MAP)[way_in]
-    with pytest.raises(ValueError, match=r'that are not whole numbers: .*mode=\["bilinear", "nearest"\]'):
+    with pytest.raises(ValueError, match=r'that are not whole numbers, .*mode=\["bilinear", "nearest"\]'):
         take(LINEAR)
     allowed = "1 or 2 here" if way_in in BY_CHANNEL else "1 here: .*argmax"
     with pytest.raises(ValueError, match=f"the label has 3 channels, and must have {allowed}"):
