@@ -239,7 +239,7 @@ class SaliencyHandler:
                 label = None if read is None else plain(read())[0].to(image.device) != 0
                 yield Scan(image, self._case_of(item), label)
             except Exception as error:
-                logger.info("case %d of the cohort is left out of the first cases: %s", index, error)
+                logger.warning("case %d of the cohort is left out of the first cases: %s", index, error)
 
     def is_compared(self, engine: Any, inferer: PerturbationInferer, like: torch.Tensor, label_key: Any = None) -> bool:
         """Whether this run compares methods on the first cases, which is done here, and explains none."""

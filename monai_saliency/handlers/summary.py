@@ -152,7 +152,7 @@ def _in_label(
         logger.warning("case %s: its label %s cannot be used, so `peak_in_label` is empty: %s", case, path, error)
         return ""
     # A label that was resampled may be NaN outside of what was scanned.
-    inside = ((values != 0) & (values == values)).any(axis=0)
+    inside = np.nan_to_num(values[0]) != 0
     if not inside.any():
         return ""
     if ((voxel >= 0) & (voxel < inside.shape)).all() and inside[tuple(voxel)]:

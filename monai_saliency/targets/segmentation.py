@@ -139,7 +139,7 @@ class _SegmentationTarget(Target):
         if isinstance(self.region, Labels):
             return self.region.region(channel)
         if isinstance(self.region, torch.Tensor):
-            return given_region(self.region, output.shape[2:], case).to(output.device)
+            return given_region(self.region, channel, output, case).to(output.device)
         if self.region == "all":
             return output.new_ones(output.shape[2:], dtype=torch.bool)
         if self.region == "label":
@@ -149,8 +149,8 @@ class _SegmentationTarget(Target):
 
     def _label(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
         """Where the case's label map has the channel, bool ``(*spatial)`` on the output's device and grid."""
-        own_index = [channel] if output.shape[1] > 1 else None
-        return label_region(self.label_values.get(channel, own_index), output.shape[2:], case).to(output.device)
+        values = self.label_values.get(channel)
+        return label_region(values, channel, output, self.activation, case).to(output.device)
 
 
 class RegionScore(_SegmentationTarget):
@@ -168,17 +168,18 @@ class RegionScore(_SegmentationTarget):
 
             - ``"predicted"``: the voxels that the unperturbed output gives to the channel (the channel with the highest
               output; with ``"sigmoid"`` a probability above 0.5);
-            - ``"label"``: the channel's voxels in the case's label map;
+            - ``"label"``: the channel's voxels in the label map, or its own channel of a label with one for each;
             - ``"false_positive"``: predicted but not in the label map, to see why the network finds something there;
             - ``"all"``: all voxels;
-            - a label tensor ``(*spatial)`` or ``(1, *spatial)``, not 0 inside;
+            - a label tensor ``(*spatial)`` or ``(1, *spatial)``, not 0 inside, or ``(C, *spatial)``, 1 inside;
             - the ``Labels`` that somebody else's steps, such as a bundle's postprocessing, make of the unperturbed
               output.
 
             Label maps and label tensors may lie on the image's grid: where the output's grid is coarser, they are
             resampled to the nearest voxel.
         label_values: for each channel, the value or values of the case's label map that belong to it. By default the
-            channel's index; for a network with one channel, all values but 0.
+            channel's index, where the label map has no other values; for a network with one channel, all values but 0.
+            With ``"sigmoid"`` and several channels they must be given.
         components: explain each connected component of the region separately, the largest first, at most this many.
             None explains the region as a whole.
         scale: ``"probability"``: the mean probability, which is a sum over voxels, as exact Shapley values of many
