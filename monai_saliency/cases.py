@@ -35,7 +35,8 @@ class Case:
         name: the case's name in errors, tables and files.
         image: ``(C, *spatial)``, unperturbed, in the network's input space; empty until the inferer adds it.
         index: its place in the batch.
-        labels: its label map ``(1, *spatial)`` on the image's grid, None without one.
+        labels: its label map ``(1, *spatial)`` on the image's grid, or, for targets of regions, with as many channels
+            as the network's output; None without one.
         spacing: voxel sizes in mm, one per spatial axis, None where they are unknown.
         file: the file that the image was loaded from, None where it is unknown.
         prediction: what an evaluator's network gave for this image ``(1, ...)``, before any postprocessing: what is
@@ -60,6 +61,10 @@ class Case:
     file: str | None = None
     prediction: Any = None
     affine: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.spacing is not None:  # may be an array or a tensor
+            object.__setattr__(self, "spacing", tuple(map(float, self.spacing)))
 
     @staticmethod
     def of(images: torch.Tensor, index: int = 0, **given: Any) -> Case:
@@ -104,7 +109,7 @@ def cases_of(
         names: B names.
     """
     count = len(images)
-    if spacing is not None and isinstance(spacing[0], (int, float)):
+    if spacing is not None and spacing[0] is not None and np.ndim(spacing[0]) == 0:
         spacing = [spacing] * count
     given: dict[str, Any] = {"labels": labels, "spacing": spacing, "names": names}
     given = {name: values for name, values in given.items() if values is not None}

@@ -20,6 +20,7 @@ from monai.transforms import Compose, Invertd
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import AdviceError
+from monai_saliency.inferers.explanation import with_maps
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.storage.dicom import read_series, series_id
 from monai_saliency.transforms.save_dicom import SaveDicomd
@@ -78,7 +79,7 @@ class SeriesExplainer:
         """A case with its maps on the scan's grid."""
         image = item["image"]
         case = Case.of(image[None], name=item["case"])
-        (explanation,) = self.explain.explain(image[None].to(self.device), self.network, cases=[case])
+        (explanation,) = with_maps(self.explain.explain(image[None].to(self.device), self.network, cases=[case]))
         item["explanation"] = explanation
         item["saliency"] = with_meta_of(image, explanation.saliency.to(image.device))
         nearest = self.explain.by_region

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from monai.utils import OptionalImportError
 
-__all__ = ["AdviceError", "CaseError", "OutputError", "SettingError", "as_case_error", "root_cause"]
+__all__ = [
+    "AdviceError",
+    "CaseError",
+    "NothingToExplain",
+    "OutputError",
+    "SettingError",
+    "as_case_error",
+    "root_cause",
+]
 
 
 class AdviceError(ValueError):
@@ -34,6 +42,12 @@ class CaseError(ValueError):
         return type(self), (self.case, self.problem)
 
 
+class NothingToExplain(CaseError):
+    """A case in which there is nothing to explain, such as a scan without a predicted channel: listed, and no
+    failure.
+    """
+
+
 class OutputError(OSError):
     """A file that cannot be written: no fault of a case, and every further case would meet it too."""
 
@@ -57,7 +71,7 @@ def as_case_error(error: BaseException, case: str, before: str = "", after: str 
     """
     cause = root_cause(error)
     if isinstance(cause, CaseError):
-        return CaseError(case, cause.problem)
+        return type(cause)(case, cause.problem)
     if isinstance(cause, AdviceError):
         return CaseError(case, str(cause))
     return CaseError(case, f"{before}{type(cause).__name__}: {cause}{after}")

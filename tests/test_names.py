@@ -102,7 +102,8 @@ def test_what_is_known_of_the_images() -> None:
     cases = [ms.Case(name, labels=labels[i], spacing=(1.0, 2.0)) for i, name in enumerate(["a", "b"])]
     explain = ms.region_occlusion(target=0)
     expected = explain.explain(IMAGES, NETWORK, cases=cases)
-    for sizes in ((1.0, 2.0), [(1.0, 2.0)] * 2):
+    arrays = [np.array(sizes, np.float32) for sizes in ((1, 2), [(1, 2)] * 2)]
+    for sizes in ((1.0, 2.0), [(1.0, 2.0)] * 2, *arrays, *map(torch.as_tensor, arrays)):
         found = explain.explain(IMAGES, NETWORK, labels=labels, spacing=sizes, names=["a", "b"])
         assert [each.name for each in found] == ["a", "b"]
         assert all(torch.equal(one.saliency, two.saliency) for one, two in zip(found, expected, strict=True))

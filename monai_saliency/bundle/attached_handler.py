@@ -76,7 +76,7 @@ class AttachedHandler(SaliencyHandler):
 
     def report_unmet(self) -> None:
         """Report cases that were listed but not met."""
-        failed = [row["case"] for row in self.failures.rows]
+        failed = [row["case"] for row in [*self.failures.rows, *self.failures.nothing]]
         ended = {*self.explained, *self.explainer.waiting, *failed}
         unmet = [name for name in self._names if name not in ended]
         if unmet:
@@ -96,7 +96,9 @@ class AttachedHandler(SaliencyHandler):
             failed = self.failures.rows
             if failed:
                 logger.error("%s", self.failures.summary(failed))
-            if self.settings.report and (self.explained or failed):
+            if self.failures.nothing:
+                logger.warning("%s", self.failures.nothing_summary())
+            if self.settings.report and (self.explained or failed or self.failures.nothing):
                 try_report(self.folder)
 
         engine.add_event_handler(Events.COMPLETED, report)

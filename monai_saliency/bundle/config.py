@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # Ids that MONAI gives a meaning, and under which no run is described.
 _NO_RUNS = {"imports", "initialize", "finalize", "explain"}
+# Ids of a network and of its weights, here and in the Model Zoo.
+_OF_NETWORK = ("network_def", "network", "checkpoint", "ckpt_path")
 # The run ids of the Model Zoo, the most usual first.
 _RUN_IDS = ("run", "evaluating", "inference", "eval", "inferring", "evaluate")
 
@@ -80,10 +82,28 @@ class BundleConfig:
         return Path(self.get("bundle_root") or ".") / "eval"
 
     def class_names(self, given: Any = None) -> dict[str, Any]:
-        """The setting ``class_names``: as given, or else the ``channel_def`` of an output in the bundle's metadata."""
+        """The setting ``class_names``: as given, or else the ``channel_def`` of an output in the bundle's metadata,
+        which is of the network in the bundle's own configs.
+        """
+        if given or not self._has_its_own_network():
+            return {"class_names": given}
         outputs = self.parser.get("_meta_::network_data_format::outputs") or {}
         names = [output.get("channel_def") for output in outputs.values() if isinstance(output, dict)]
-        return {"class_names": given or next(filter(None, names), None)}
+        return {"class_names": next(filter(None, names), None)}
+
+    def _has_its_own_network(self) -> bool:
+        """Whether the network and its weights are as a file in the bundle's ``configs`` defines them, so that neither a
+        flag nor a further file has replaced them.
+        """
+        folder, config = Path(self.get("bundle_root") or ".") / "configs", self.parser.get()
+        files = [path for path in sorted(folder.glob("*")) if path.suffix in (".json", ".yaml", ".yml")]
+        own = [ConfigParser.load_config_file(path) for path in files]
+
+        def text(content: Any) -> str:
+            return repr(content).replace("#", "::")  # as a parser writes the ids in it
+
+        of_network = [id for id in _OF_NETWORK if id in config]
+        return all(any(text(each.get(id)) == text(config[id]) for each in own) for id in of_network)
 
     def unread(self) -> list[str]:
         """Top-level ids of plain values that nothing in the config refers to."""

@@ -120,7 +120,8 @@ def gather(sweep_dir: str | Path) -> Sweep:
     known = {row["case"] for setting in settings for row in [*setting.rows, *setting.failures]}
     reference = max(settings, key=lambda setting: setting.forwards_per_case)
     for setting in settings:
-        setting.missing = sorted(known - setting.cases)
+        nothing = CaseTable(setting.folder / Failures.NOTHING_FILE, columns=Failures.NOTHING_COLUMNS).read()
+        setting.missing = sorted(known - setting.cases - {row["case"] for row in nothing})
         agreements = [_agreement(setting, reference, case) for case in sorted(known)]
         defined = [agreement for agreement in agreements if np.isfinite(agreement)]
         setting.compared = len(defined)

@@ -19,10 +19,13 @@ from monai_saliency.distributed.base import Cohort, Engine
 from monai_saliency.errors import OutputError, root_cause
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.storage.files import remove_stale
+from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.arguments import flag
 from monai_saliency.utils.timing import trace
 from monai_saliency.visualize.report import try_report
 
+#: of which one holds cases, so that there is something to report
+_TABLES = ("summary.csv", "failures.csv", Failures.NOTHING_FILE)
 _STOPPED = (
     "stopped by {}. What was written is whole; run the same command again to go on: scores that are kept are not "
     "computed again"
@@ -78,7 +81,9 @@ def run(
         return
     if handler.compare is None:
         _print_figures(evaluator)
-    if report is not None and any((Path(report) / name).is_file() for name in ("summary.csv", "failures.csv")):
+        if nothing := handler.failures.nothing_summary():
+            print(nothing, flush=True)
+    if report is not None and any((Path(report) / name).is_file() for name in _TABLES):
         try_report(report)
     _check_complete(handler, engine)
 

@@ -117,7 +117,7 @@ class Tracker:
         metric = require("mlflow.entities", extra="mlflow").Metric
         now = int(time.time() * 1000)
         metrics = []
-        for name, value in figures(rows, len(self.failures.rows)).items():
+        for name, value in figures(rows, len(self.failures.rows), len(self.failures.nothing)).items():
             metrics.append(metric(name, value, now, 0))
         for step, row in enumerate(rows, start=1):
             for name in _CASE_METRICS:
@@ -128,7 +128,7 @@ class Tracker:
             client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
 
     def _log_artifacts(self, client: Any, run_id: str, rows: Sequence[dict[str, str]]) -> None:
-        for path in (self.summary.path, self.failures.path):
+        for path in (self.summary.path, self.failures.path, self.failures.nothing_table.path):
             if path.is_file():
                 client.log_artifact(run_id, str(path))
         if not self.picture:

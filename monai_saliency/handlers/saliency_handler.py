@@ -239,7 +239,7 @@ class SaliencyHandler:
                 label = None if read is None else plain(read())[0].to(image.device) != 0
                 yield Scan(image, self._case_of(item), label)
             except Exception as error:
-                logger.info("case %d of the cohort is left out of the first cases: %s", index, error)
+                logger.warning("case %d of the cohort is left out of the first cases: %s", index, error)
 
     def is_compared(self, engine: Any, inferer: PerturbationInferer, like: torch.Tensor, label_key: Any = None) -> bool:
         """Whether this run compares methods on the first cases, which is done here, and explains none."""
@@ -366,7 +366,7 @@ class SaliencyHandler:
         if not self._is_shown:
             return
         progress = self.explainer.progress
-        number = f"case {len(self.explained) + len(self.failures.rows)}"
+        number = f"case {len(self.explained) + len(self.failures.rows) + len(self.failures.nothing)}"
         if progress.cases is not None:
             number = f"{number} of {progress.cases}"
         words = title.replace("\n", ": ", 1).replace("\n", ", ")
@@ -391,8 +391,8 @@ class SaliencyHandler:
             write_trust_page(self.summary)
 
     def incomplete(self, alike: bool = False) -> list[str]:
-        """The waiting cases that have neither a map nor a failure by now; with ``alike``, a map of the settings and
-        weights of this run.
+        """The waiting cases that have neither a map nor a row in a list of :class:`Failures` by now; with ``alike``, a
+        map of the settings and weights of this run.
         """
         rows, marks = self.summary.read(), set(self._marks.values())
         if alike and marks:
@@ -403,7 +403,8 @@ class SaliencyHandler:
 
     def figures(self) -> dict[str, float]:
         """The cohort's figures, over all runs on the folder so far."""
-        return figures(self.summary.read(), len(self.failures.read()))
+        failures = self.failures
+        return figures(self.summary.read(), len(failures.read()), len(failures.nothing_table.read()))
 
 
 def _count(loader: Any) -> int | None:

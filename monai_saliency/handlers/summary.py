@@ -152,7 +152,7 @@ def _in_label(
         logger.warning("case %s: its label %s cannot be used, so `peak_in_label` is empty: %s", case, path, error)
         return ""
     # A label that was resampled may be NaN outside of what was scanned.
-    inside = ((values != 0) & (values == values)).any(axis=0)
+    inside = np.nan_to_num(values[0]) != 0
     if not inside.any():
         return ""
     if ((voxel >= 0) & (voxel < inside.shape)).all() and inside[tuple(voxel)]:
@@ -170,17 +170,19 @@ def _in_label(
     return False
 
 
-def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, float]:
+def figures(rows: Sequence[dict[str, Any]], failures: int = 0, nothing: int = 0) -> dict[str, float]:
     """The figures of a cohort, of the rows of its ``summary.csv``.
 
     Returns:
-        ``cases``, ``failures``; the sums ``forwards`` and ``seconds``; where there are such rows, the means
-        ``mean_score``, ``mean_peak_saliency`` (of maps in one unit) and ``peak_in_label`` in [0, 1], and the count
-        ``maps_of_noise``.
+        ``cases``, ``failures``, and ``nothing_to_explain`` where there are such cases; the sums ``forwards`` and
+        ``seconds``; where there are such rows, the means ``mean_score``, ``mean_peak_saliency`` (of maps in one unit)
+        and ``peak_in_label`` in [0, 1], and the count ``maps_of_noise``.
     """
     # All rows of a case have the same forwards and seconds.
     cases = {row["case"]: row for row in rows}.values()
     values: dict[str, float] = {"cases": len(cases), "failures": failures}
+    if nothing:
+        values["nothing_to_explain"] = nothing
     for name in ("forwards", "seconds"):
         values[name] = float(np.nansum([float(row[name]) for row in cases]))
     if rows:

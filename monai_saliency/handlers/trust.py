@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from monai.data import MetaTensor
 
@@ -18,7 +19,7 @@ from monai_saliency.metrics.map_figures import MapFigures, Trusted
 from monai_saliency.storage.label_maps import label_problem, load_label, on_image
 from monai_saliency.storage.tables import TRUST_COLUMNS, CaseTable
 from monai_saliency.utils.arguments import whole_number
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import checked_label, plain
 from monai_saliency.utils.timing import stage
 
 
@@ -84,14 +85,9 @@ def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch
 def _own(label: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
     if problem := label_problem(label, image):
         raise AdviceError(problem)
-    return _inside(plain(label))
+    return checked_label(plain(label).nan_to_num(), image.shape[1:]) != 0
 
 
 def _resampled(label: str | Path, image: MetaTensor) -> torch.Tensor:
     values, affine = load_label(label, image)
-    inside = _inside(torch.as_tensor(values))[0].numpy()
-    return torch.as_tensor(on_image(inside, affine, image))[None]
-
-
-def _inside(label: torch.Tensor) -> torch.Tensor:
-    return ((label != 0) & (label == label)).any(0, keepdim=True)
+    return torch.as_tensor(on_image(np.nan_to_num(values[0]) != 0, affine, image))[None]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import NothingToExplain
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
@@ -109,6 +110,7 @@ class CohortExplainer:
         network_id: str | None = None,
     ) -> None:
         self.inferer = explaining(inferer)
+        self.inferer.target.of_image(0, 1)  # refuses a tensor of classes, which is of one batch
         self.network = callable_network(network)
         self.store = instance("store", store, ScoreStore, "ScoreStore(folder)", none=True)
         self.failures = instance("failures", failures, Failures, "Failures(path)", none=True)
@@ -156,7 +158,9 @@ class CohortExplainer:
                 self._explain(free, claimed, write, inferer or self.inferer)
 
     def refuse(self, case: str, error: Exception) -> None:
-        """List a case as one that cannot be explained; without a list of failures the error is raised."""
+        """List a case as one that cannot be explained, or in which there is nothing to explain; without a list of
+        failures the error is raised.
+        """
         if self.failures is None:
             raise error
         self.progress.done += 1
@@ -205,6 +209,8 @@ class CohortExplainer:
         for each, explanation in zip(claimed, found, strict=True):
             if explanation is None:
                 self.waiting.append(each.case.name)
+            elif explanation.target.nothing:
+                self.refuse(each.case.name, NothingToExplain(each.case.name, explanation.target.nothing))
             # Whoever completes a case by its part holds all of it.
             elif part.count == 1 or self._claim(each.case.name, WHOLE, each.claim):
                 write(ScoredCase(each.index, explanation, each.claim, seconds))

@@ -19,6 +19,8 @@ def of_members(members: Sequence[Explanation | None]) -> Explanation | None:
     if len(known) < len(members):
         return None
     first = known[0]
+    if first.target.nothing:
+        return replace(first, num_forwards=sum(member.num_forwards for member in known))
     hidden = [member.hidden_scores for member in known if member.hidden_scores is not None]
     is_adaptive = first.masks is not None and first.masks.adaptive
     mean = replace(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from monai_saliency.errors import NothingToExplain
 from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.masks.base import BoundMasks, Id, Observed
 from monai_saliency.targets.base import BoundTarget, label_name
@@ -89,7 +90,8 @@ class Explanation:
     @cached_property
     def saliency(self) -> torch.Tensor:
         """The map ``(K, *spatial)``, on the image's device, in the score's unit; ``(K * C, *spatial)`` where channels
-        have masks of their own.
+        have masks of their own; without a map, K = 0, where ``target.nothing`` says in words why there is nothing to
+        explain.
         """
         if self.maps is not None:
             return self.maps
@@ -252,6 +254,13 @@ def warned(explanations: list[Explanation]) -> list[Explanation]:
     for each in explanations:
         if each.fill_problem:
             logger.warning("case %s: %s", each.name, each.fill_problem)
+    return explanations
+
+
+def with_maps(explanations: list[Explanation]) -> list[Explanation]:
+    """Explanations of which one has a map; a NothingToExplain with the reason of the first where none has."""
+    if all(each.target.nothing for each in explanations):
+        raise NothingToExplain(explanations[0].name, explanations[0].target.nothing)
     return explanations
 
 

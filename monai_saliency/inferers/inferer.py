@@ -19,7 +19,7 @@ from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.simple import ConstantFill
 from monai_saliency.inferers.ensemble import of_members
-from monai_saliency.inferers.explanation import Explanation, warned
+from monai_saliency.inferers.explanation import Explanation, warned, with_maps
 from monai_saliency.inferers.forward import Forward, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
@@ -173,11 +173,21 @@ class PerturbationInferer(Inferer):
         return type(self)(**self.settings | changes)
 
     def __call__(self, inputs: Any, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The maps ``(B, K, *spatial)`` of a batch of images; arguments as for :meth:`explain`."""
-        explanations = self.explain(inputs, network, *args, **kwargs)
+        """The maps ``(B, K, *spatial)`` of a batch of images; arguments as for :meth:`explain`.
+
+        Raises:
+            NothingToExplain: when there is nothing to explain in any image.
+            ValueError: when the images have different numbers of maps.
+        """
+        explanations = with_maps(self.explain(inputs, network, *args, **kwargs))
         counts = sorted({len(explanation.saliency) for explanation in explanations})
         if len(counts) > 1:
-            raise ValueError(f"the images have different numbers of maps {counts}: call `explain` to get a list")
+            without = [f"; {each.name} has none: {each.target.nothing}" for each in explanations if each.target.nothing]
+            raise ValueError(
+                f"the images have different numbers of maps {counts}, which one tensor cannot hold. For a list of "
+                "explanations write ms.focused_rise(target=...).explain(images, network), or another method's name"
+                + "".join(without[:1])
+            )
         maps = torch.stack([explanation.saliency for explanation in explanations])
         meta = self.inputs.split(inputs).meta
         return convert_to_dst_type(maps, meta, dtype=maps.dtype)[0] if isinstance(meta, MetaTensor) else maps
@@ -194,7 +204,8 @@ class PerturbationInferer(Inferer):
         names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Explain a batch of images, and give all that is known of each.
+        """Explain a batch of images, and give all that is known of each. An image in which there is nothing to explain
+        has an explanation without maps, ``(0, *spatial)``, and the reason in ``target.nothing``.
 
         Args:
             inputs: a tensor or NumPy array ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
@@ -269,7 +280,7 @@ class PerturbationInferer(Inferer):
             forward = self.forward(ensemble, job.args, job.kwargs)
             for index, case in enumerate(cases):
                 output = output_alone(forward, split, index, case, self.mask_batch_size)
-                targets.append(bound_target(self.target, output, case))
+                targets.append(bound_target(self.target.of_image(index, len(cases)), output, case))
         members = []
         for number, member in enumerate(ensemble.networks):
             kept = job.stored and [stored.beside(f"member-{number}") for stored in job.stored]
@@ -331,7 +342,7 @@ class PerturbationInferer(Inferer):
         for index, case in enumerate(_known_cases(cases, split)):
             masks, fill, fill_of = self._bound(case, split.numbers_of(index))
             images = Perturbation(case.image, split.held_images[index], fill, fill_of, masks)
-            target = self.target if targets is None else targets[index]
+            target = self.target.of_image(index, len(split.images)) if targets is None else targets[index]
             scores = Scores(case.name, None if stored is None else stored[index])
             walks.append(Walk(case, images, target, self.estimator, scores))
         return walks, split

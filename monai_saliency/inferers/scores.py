@@ -73,7 +73,7 @@ class Scores:
 
     def __post_init__(self) -> None:
         self.reference: Tensor
-        self._if_nan = BoundTarget.if_nan
+        self._if_nan, self._nothing = BoundTarget.if_nan, False
         self._rows: dict[Id, int] = {}  # of each mask in `_values`, in the order in which they came
         self._values: Tensor
 
@@ -87,7 +87,10 @@ class Scores:
         """
         self.reference, self._if_nan = reference, target.if_nan
         self._rows, self._values = {}, reference.new_zeros(0, len(reference))
-        if self.stored is not None:
+        self._nothing = bool(target.nothing)
+        if self._nothing:  # no mask needs a score
+            self.hidden = reference
+        elif self.stored is not None:
             self.stored.resume(reference, masks, target.vouch)
             self.load()
 
@@ -96,7 +99,9 @@ class Scores:
         return len(self._rows)
 
     def missing(self, ids: Iterable[Id]) -> list[Id]:
-        """Those of some masks that have no score, each once."""
+        """Those of some masks that have no score, each once; none where there is nothing to explain."""
+        if self._nothing:
+            return []
         return [mask for mask in dict.fromkeys(ids) if mask not in self._rows]
 
     def of(self, ids: Ids) -> Tensor:
@@ -121,7 +126,7 @@ class Scores:
         rows = [self._rows[mask] for mask in ids]
         is_run = rows == list(range(rows[0], rows[0] + len(rows))) if rows else True
         self._values[slice(rows[0], rows[0] + len(rows)) if rows and is_run else rows] = values.to(self._values)
-        if keep and self.stored is not None:
+        if keep and self.stored is not None and not self._nothing:
             self.stored.add(list(ids), values)
 
     def check(self) -> None:
@@ -161,7 +166,7 @@ class Scores:
 
     def share(self) -> None:
         """Write what is known here, and take what other processes have written by now."""
-        if self.stored is None:
+        if self.stored is None or self._nothing:
             return
         self.flush()
         try:

@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError, SettingError
+from monai_saliency.errors import CaseError, NothingToExplain, SettingError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.perturbation import Perturbation, Whole
 from monai_saliency.inferers.scores import Scores
 from monai_saliency.masks.base import BoundMasks, Id, Ids, Observed, Search
-from monai_saliency.targets.base import BoundTarget, Target
+from monai_saliency.targets.base import BoundNothing, BoundTarget, Target
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import score_precision
 
@@ -63,6 +63,8 @@ class Walk:
         masks, scores = self.masks, self.scores
         first = masks.first_round()
         yield [Whole.IMAGE, Whole.HIDDEN, *first]
+        if self.target.nothing:
+            return self.without_map()
         scores.check()
         reference = scores.reference
         if masks.adaptive:  # later masks depend on scores: each score asks for masks of its own
@@ -76,6 +78,22 @@ class Walk:
             scores.check()
             asked.update(dict.fromkeys(wanted))
         return self._explanation(list(asked), [search.observed for search in searches])
+
+    def without_map(self) -> Explanation:
+        """The explanation of a case in which there is nothing to explain."""
+        image, scores = self.case.image, self.scores
+        return Explanation(
+            name=self.case.name,
+            scores=scores.of([]),
+            ids=[],
+            reference_scores=scores.reference,
+            target=self.target,
+            masks=self.masks,
+            observed=[],
+            num_forwards=scores.num_forwards,
+            per_prediction=scores.per_prediction,
+            maps=image.new_zeros(0, *image.shape[1:]),
+        )
 
     def _explanation(self, ids: Ids, observed: Sequence[Observed]) -> Explanation:
         """The explanation of what the searches have observed; its map is made when it is first read."""
@@ -125,9 +143,13 @@ class _Asking:
 
 
 def bound_target(target: Target, output: Any, case: Case) -> BoundTarget:
-    """A target, bound to the output ``(1, ...)`` of a case's unperturbed image."""
+    """A target, bound to the output ``(1, ...)`` of a case's unperturbed image; one without scores where there is
+    nothing to explain.
+    """
     try:
         return target.bind(output, replace(case, prediction=None))  # targets keep the case
+    except NothingToExplain as error:
+        return BoundNothing(error.problem)
     except (CaseError, SettingError):
         raise
     except ValueError as error:

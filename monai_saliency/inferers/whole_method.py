@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monai_saliency.errors import CaseError
+from monai_saliency.errors import CaseError, NothingToExplain
 from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.forward import Forward, evaluating
@@ -64,7 +64,13 @@ class WholeMethodInferer(PerturbationInferer):
         forward = self.forward(job.network, job.args, job.kwargs)
         with torch.no_grad(), evaluating(job.network):
             walks, split = self.start(job.inputs, job.cases, targets=job.targets)
-            return [self.explain_case(forward, walk, split, index) for index, walk in enumerate(walks)]
+            return [self._explained(forward, walk, split, index) for index, walk in enumerate(walks)]
+
+    def _explained(self, forward: Forward, walk: Walk, split: SplitInputs, index: int) -> Explanation:
+        try:
+            return self.explain_case(forward, walk, split, index)
+        except NothingToExplain:
+            return walk.without_map()
 
     @abstractmethod
     def explain_case(self, forward: Forward, walk: Walk, split: SplitInputs, index: int) -> Explanation:
@@ -89,9 +95,15 @@ class WholeMethodRun:
     def begin(self, output: Any) -> BoundTarget:
         """Bind the target to the output ``(1, ...)`` of the unperturbed image, which is compared with what was
         predicted.
+
+        Raises:
+            NothingToExplain: when the target has no scores.
         """
         self.walk.bind(output)
         check_predicted(self.forward, self.walk, output, "explained alone")
+        if self.walk.target.nothing:
+            self.walk.scores.forwards += 1
+            raise NothingToExplain(self.name, self.walk.target.nothing)
         return self.walk.target
 
     def explanation(self, maps: torch.Tensor, scores: torch.Tensor) -> Explanation:

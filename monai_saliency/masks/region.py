@@ -11,7 +11,7 @@ from torch import Tensor
 
 from monai_saliency.masks.base import BoundMasks, Ids, MakesRegions, Masks, Regions, Spacing, random_rows
 from monai_saliency.utils.arguments import instance, probability, whole_number
-from monai_saliency.utils.tensors import Box, check_labels, plain, to_device
+from monai_saliency.utils.tensors import Box, checked_label, to_device
 
 # So many voxels are looked up at once: 8 MB of places.
 _PLACES = 2**20
@@ -85,19 +85,7 @@ def find_regions(make: MakesRegions | None, image: Tensor, labels: Tensor | None
             "masks of regions need the case's label map: give `labels` (the handler's `label_key`), or `regions`, "
             "which makes one of the image"
         )
-    shape = tuple(image.shape[1:])
-    labels = torch.as_tensor(plain(labels))
-    if labels.shape not in (shape, (1, *shape)):
-        raise ValueError(
-            f"the label map has shape {tuple(labels.shape)}, the image needs one of {(1, *shape)}: "
-            "take it through the image's own spatial transforms, with nearest-neighbour interpolation"
-        )
-    labels = labels.to(image.device).reshape(shape)
-    check_labels(labels)
-    if labels.is_floating_point():
-        if not bool((labels == labels.round()).all()):
-            raise ValueError("the label map has values that are not whole numbers: resample it by nearest neighbour")
-        labels = labels.long()
+    labels = checked_label(labels, image.shape[1:])[0].to(image.device).long()
     found, place = labels.unique(return_inverse=True)
     hidden = found != 0
     if not bool(hidden.any()):

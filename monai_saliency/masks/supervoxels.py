@@ -10,6 +10,7 @@ from torch import Tensor
 
 from monai_saliency.masks.base import Spacing
 from monai_saliency.utils.arguments import number, positive_numbers, require, whole_number, written
+from monai_saliency.utils.tensors import checked_label
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class OrganSupervoxels(Supervoxels):
         """Make the regions of one image, as :class:`Supervoxels` does, starting with the lowest label."""
         if labels is None:
             raise ValueError("OrganSupervoxels need the case's label map: give `labels`, or take Supervoxels")
-        scaled, parts = self._scaled(image), labels.reshape(image.shape[1:]).cpu().numpy()
+        scaled, parts = self._scaled(image), checked_label(labels, image.shape[1:])[0].cpu().numpy()
         found = np.zeros(parts.shape, dtype=np.int64)
         for value in np.unique(parts):
             inside = parts == value

@@ -14,6 +14,7 @@ from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
+from monai_saliency.targets.per_image import PerImage
 from monai_saliency.utils.arguments import refuse_unknown
 
 __all__ = ["TargetLike", "as_target", "method"]
@@ -26,13 +27,15 @@ F = TypeVar("F", bound=Callable[..., PerturbationInferer])
 
 
 def as_target(target: TargetLike, **settings: Any) -> Target:
-    """A target as it is; of a class, of several, or of nothing the one that the network's output asks for, with
-    settings of :class:`AutoTarget`.
+    """A target as it is; of a class, of several, of a tensor or array with a class for each image, or of nothing the
+    one that the network's output asks for, with settings of :class:`AutoTarget`.
     """
     if target is None:
         return AutoTarget(**settings)
-    if isinstance(target, torch.Tensor) and target.ndim == 0:  # such as logits[0].argmax()
-        target = target.item()
+    if isinstance(target, (torch.Tensor, np.ndarray)):
+        target = _classes_of(target)
+        if isinstance(target, list):
+            return PerImage([AutoTarget(classes=[index], **settings) for index in target])
     if isinstance(target, (int, np.integer)):
         target = [target]
     if isinstance(target, (list, tuple, str)) and target:
@@ -40,6 +43,17 @@ def as_target(target: TargetLike, **settings: Any) -> Target:
     if settings:
         raise TypeError(f"give {', '.join(settings)} to the target itself, such as ClassScore(1, 'softmax')")
     return target
+
+
+def _classes_of(given: torch.Tensor | np.ndarray) -> int | list[int]:
+    """The class in a scalar, such as ``logits[0].argmax()``; the classes ``(B,)`` of B images as a list."""
+    values = given.flatten().tolist()
+    if given.ndim > 1 or not values or not all(type(value) is int for value in values):
+        raise ValueError(
+            "`target` as a tensor holds a class for each image, whole numbers (B,) such as logits.argmax(dim=1), "
+            f"got shape {tuple(given.shape)} of {given.dtype}; for these classes of all images give target=[0, 2]"
+        )
+    return given.tolist()
 
 
 def method(function: F) -> F:

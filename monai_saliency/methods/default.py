@@ -30,9 +30,10 @@ def explain(
     Args:
         network: any callable on such images.
         images: a tensor or NumPy array ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
-        target: which number of the output is explained: a target, a class, a list of classes, or ``"all"``; by default
-            what the network predicts (:class:`~monai_saliency.targets.auto.AutoTarget`). Its settings ``activation``,
-            ``scale`` and ``against`` may be given here, too.
+        target: which number of the output is explained: a target, a class, a list of classes, or ``"all"``; a tensor
+            ``(B,)`` of whole numbers is a class for each image, such as its label; by default what the network
+            predicts (:class:`~monai_saliency.targets.auto.AutoTarget`). Its settings ``activation``, ``scale`` and
+            ``against`` may be given here, too.
         method: a function such as ``ms.rise``, its name, or the dotted path of your own function.
         settings: of the method, such as ``num_masks`` and ``fill`` (a fill, a number, or a name such as ``"mean"``);
             and ``labels``, ``spacing``, ``names``, ``cases`` of :meth:`~monai_saliency.PerturbationInferer.explain`.

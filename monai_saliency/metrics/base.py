@@ -21,7 +21,7 @@ from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.targets.base import Quantity, to_float
 from monai_saliency.utils.arguments import callable_network, check_option
 from monai_saliency.utils.monai_private import BatchMetric
-from monai_saliency.utils.tensors import check_labels, plain, shape_in_words
+from monai_saliency.utils.tensors import checked_label, plain, shape_in_words
 
 
 class SaliencyMetric(BatchMetric):
@@ -95,9 +95,10 @@ def checked_labels(maps: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
     if not isinstance(labels, torch.Tensor):
         raise ValueError("`y` must be label maps (B, 1, *spatial), got nothing to compare the maps with")
     expected = (len(maps), 1, *maps.shape[2:])
-    if labels.shape not in (expected, maps.shape):
+    if labels.ndim != maps.ndim or (len(labels), *labels.shape[2:]) != (len(maps), *maps.shape[2:]):
         raise ValueError(f"`y` must be label maps {expected}, on the grid of the maps, got {tuple(labels.shape)}")
-    check_labels(labels)
+    for label in labels:
+        checked_label(label, maps.shape[2:], maps.shape[1])
     return (labels != 0).to(maps.device).expand_as(maps)
 
 
@@ -193,7 +194,7 @@ class NetworkMetric(SaliencyMetric):
         inferer = self.inferer.replace(masks=masks, estimator=OcclusionScoring())
         stored = self.keeper(inferer, self.network, [replace(one.case, image=one.image)])
         found: list[Any] = inferer.score(one.image[None], self.network, cases=[one.case], stored=stored)
-        scored = found[0]
+        (scored,) = with_maps(found)
         self.num_forwards += scored.num_forwards
         scores, reference = scored.scores.double(), scored.reference_scores.double()
         if scored.masks.channels is not None:

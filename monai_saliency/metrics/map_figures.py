@@ -17,7 +17,7 @@ from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.simple import BlurFill, MeanFill
 from monai_saliency.inferers.cohort_explainer import Keeper
-from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.inferers.explanation import Explanation, with_maps
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.metrics.agreement import rank_correlation
 from monai_saliency.metrics.base import SaliencyMetric
@@ -142,8 +142,8 @@ class MapFigures:
         if network is not self.given.network and keeper.network_id:
             keeper = replace(keeper, network_id=f"{keeper.network_id} at random weights")
         stored = keeper(inferer, network, [replace(self.case, image=self.image[0])])
-        found = inferer.score(self.image, network, cases=[self.case], stored=stored)  # without a warning of its fill
-        explanation: Any = found[0]
+        found: list[Any] = inferer.score(self.image, network, cases=[self.case], stored=stored)
+        (explanation,) = with_maps(found)  # without the warning of its fill, which the map has given
         self.forwards += explanation.num_forwards
         return plain(explanation.saliency)[None]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from monai_saliency.fills.base import CaseFill
+from monai_saliency.inferers.explanation import with_maps
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.metrics.agreement import rank_correlation
@@ -33,7 +34,7 @@ class _AgainstOthers(NetworkMetric):
     def _compared(self, maps: Sequence[OneMap], inferer: PerturbationInferer) -> torch.Tensor:
         """The numbers ``(K,)`` of the K maps of a case, compared with those that an inferer makes of it."""
         image, case = maps[0].image, maps[0].case
-        (explanation,) = inferer.explain(image[None], self.network, cases=[case])
+        (explanation,) = with_maps(inferer.explain(image[None], self.network, cases=[case]))
         ours = torch.stack([one.saliency for one in maps])
         others = explanation.saliency.to(ours.device)
         if len(others) not in (1, len(maps)):

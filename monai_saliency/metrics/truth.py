@@ -13,7 +13,7 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.cohort_explainer import Keeper
-from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.inferers.explanation import Explanation, with_maps
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.order import OrderMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
@@ -85,7 +85,7 @@ class Hiding:
         """A scan, explained by windows that do not overlap."""
         inferer = self.inferer.replace(masks=SlidingWindowMasks(edge, edge), estimator=OcclusionScoring())
         stored = self.keeper(inferer, self.network, [replace(scan.case, image=scan.image)])
-        (found,) = inferer.explain(scan.image[None], self.network, cases=[scan.case], stored=stored)
+        (found,) = with_maps(inferer.explain(scan.image[None], self.network, cases=[scan.case], stored=stored))
         if len(found.saliency) > 1:
             raise ValueError(
                 f"methods are compared by one score a case, and the target explains {len(found.saliency)} "

@@ -14,6 +14,7 @@ import torch
 from monai_saliency.cases import cases_of
 from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.inferers.cohort_explainer import Keeper
+from monai_saliency.inferers.explanation import with_maps
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.arguments import TargetLike
@@ -25,7 +26,7 @@ from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import CaseTable
 from monai_saliency.utils.arguments import callable_network
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import checked_label, plain
 
 #: the figures of a method, by the columns of its table, with their words
 FIGURES = {
@@ -174,7 +175,7 @@ def compare_methods(
         shared: what all methods are given, such as ``mask_batch_size`` and ``inferer``.
 
     Raises:
-        ValueError: for fewer than 3 images, labels of another grid, an unknown method, or a target of several scores.
+        ValueError: for fewer than 3 images, other labels, an unknown method, or a target of several scores.
 
     Example::
 
@@ -191,21 +192,15 @@ def compare_methods(
     callable_network(network)
     if len(images) < LEAST:
         raise ValueError(f"methods are compared on at least {LEAST} images, about 8 are better, got {len(images)}")
-    spatial = tuple(images.shape[2:])
-    if labels is not None and any(tuple(label.shape[1:]) != spatial for label in labels):
-        shapes = sorted({tuple(label.shape[1:]) for label in labels})
-        raise ValueError(
-            f"`labels` must be `(B, 1, *spatial)` on the images' grid {spatial}, got {shapes}: resample them"
-        )
     cases = cases_of(images, labels, names=names)
-    settings = named(methods or default_methods(spatial))
+    settings = named(methods or default_methods(images.shape[2:]))
     inferers = {}
     for name, own in settings.items():
         given = shared | own | {"target": target, "fill": fill_in_unit(fill)}
         inferers[name] = find_method(given.pop("method"), "methods")(**given)
     scans = []
     for number, case in enumerate(cases):
-        label = None if labels is None else (plain(torch.as_tensor(case.labels))[0] != 0).to(images.device)
+        label = None if labels is None else (checked_label(case.labels, images.shape[2:])[0] != 0).to(images.device)
         scans.append(Scan(plain(images)[number], replace(case, labels=None), label))
     return Comparison(inferers, network, settings, store, network_id).run(scans)
 
@@ -315,7 +310,7 @@ class Comparison:
         is_resumed = bool(stored and stored[0].load())
         begun = time.perf_counter()
         scored: list[Any] = given.inferer.score(given.image[None], given.network, cases=[given.case], stored=stored)
-        found = scored[0]
+        (found,) = with_maps(scored)
         _ = found.saliency
         if given.image.is_cuda:
             torch.cuda.synchronize(given.image.device)

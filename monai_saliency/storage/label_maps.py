@@ -20,6 +20,7 @@ from monai_saliency.cases import case_name
 from monai_saliency.errors import AdviceError
 from monai_saliency.storage.scans import JPEG, format_of, header_problem, is_photograph, load_image
 from monai_saliency.utils.affines import affine_in_mm, apart, corners, file_affine
+from monai_saliency.utils.tensors import checked_label
 
 __all__ = ["label_problem", "load_label", "on_grid", "on_image"]
 
@@ -35,10 +36,11 @@ def load_label(path: str | Path, scan: torch.Tensor | None = None) -> tuple[np.n
             no place in mm, so a label map is stretched over a photograph, with a warning.
 
     Returns:
-        its voxels ``(C, x, y, z)`` and their affine ``(4, 4)`` to scanner mm.
+        its voxels ``(1, x, y, z)`` and their affine ``(4, 4)`` to scanner mm.
 
     Raises:
         AdviceError: when its header gives its voxels no place, or it has another aspect than its photograph.
+        ValueError: when it has several channels or other values.
     """
     label = load_image(image_only=True, ensure_channel_first=True, dtype=None)(path)
     if problem := header_problem(label):
@@ -47,6 +49,7 @@ def load_label(path: str | Path, scan: torch.Tensor | None = None) -> tuple[np.n
     if format_of(path) is JPEG and len(kinds := np.unique(values)) > 2:
         raise AdviceError(f"it holds {len(kinds)} labels, and JPEG has made some of them: save it as a PNG, unpacked")
     values = values.reshape(len(values), *_three_axes(values.shape[1:]))
+    checked_label(np.nan_to_num(values), values.shape[1:])
     affine = to_affine_nd(3, affine_in_mm(label))
     if isinstance(scan, MetaTensor) and MetaKeys.SPATIAL_SHAPE in scan.meta:
         file_shape = _three_axes(_file_shape(scan))

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from monai_saliency.errors import OutputError, SettingError, as_case_error, root_cause
+from monai_saliency.errors import NothingToExplain, OutputError, SettingError, as_case_error, root_cause
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.utils.arguments import a_path, flag
 
@@ -146,9 +146,10 @@ def _text(cell: str) -> str:
 
 
 class Failures:
-    """``failures.csv``: one row for each failed case, with the stage where it failed and the error in one line.
+    """``failures.csv``: one row for each failed case, with the stage where it failed and the error in one line. Cases
+    in which there is nothing to explain are no failures: they are in ``nothing_to_explain.csv``, with the reason.
 
-    Without failures there is no file. Several runs on one folder write to the same file.
+    Without such cases there is no file. Several runs on one folder write to the same files.
 
     Args:
         path: the file.
@@ -158,6 +159,7 @@ class Failures:
     """
 
     COLUMNS = ("case", "stage", "error")
+    NOTHING_FILE, NOTHING_COLUMNS = "nothing_to_explain.csv", ("case", "reason")
 
     def __init__(
         self, path: str | Path, strict: bool = False, cases: Collection[str] | None = None, shared: bool = False
@@ -165,7 +167,9 @@ class Failures:
         self.path = a_path("path", path)
         self.strict = flag("strict", strict)
         self.rows: list[dict[str, str]] = []  # of this run, of cases that have not ended with a map since
+        self.nothing: list[dict[str, str]] = []  # likewise, of cases in which there is nothing to explain
         self._table = CaseTable(self.path, columns=self.COLUMNS)
+        self.nothing_table = CaseTable(self.path.with_name(self.NOTHING_FILE), columns=self.NOTHING_COLUMNS)
         self._withdraws: list[Callable[[str], None]] = []
         self._failed: list[str] = []  # cases whose earlier results are still there
         self._withdraws_at_once = shared  # each of several processes sees some cases only
@@ -176,7 +180,8 @@ class Failures:
                 self.keep(cases)
             elif not shared:
                 self.path.unlink(missing_ok=True)
-            self._earlier = self.read()
+                self.nothing_table.path.unlink(missing_ok=True)
+            self._earlier = self._listed()
 
     def withdraw_by(self, withdraw: Callable[[str], None]) -> None:
         """Have ``withdraw`` remove the results that an earlier run made of a case, once the case fails and another has
@@ -185,7 +190,8 @@ class Failures:
         self._withdraws.append(withdraw)
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
-        """Add the row of a failed case, or raise its error: if ``strict``, or one that all others would meet too.
+        """Add the row of a failed case, or raise its error: if ``strict``, or one that all others would meet too. A
+        case in which there is nothing to explain goes to the other list.
 
         ``stage`` is ``load``, ``predict`` or ``explain``. The log has the error in one line; where this package's
         loggers are at level DEBUG, as by ``--debug``, its traceback too. ``trace`` is the traceback of a worker process
@@ -198,6 +204,13 @@ class Failures:
             self._failed.append(case)
         if self._withdraws_at_once:
             self._withdraw_failed()
+        if isinstance(cause, NothingToExplain):
+            logger.info("%s (nothing to explain)", cause)
+            with self._lock:
+                self._drop(case)
+                self.nothing.append({"case": case, "reason": cause.problem})
+                self.nothing_table.add(self.nothing[-1:])
+            return
         if self.strict:
             raise cause from error
         logger.error("%s (%s)", cause, stage)
@@ -205,21 +218,27 @@ class Failures:
             logger.error("%s", trace or "its traceback:", exc_info=None if trace else error)
         row = {"case": case, "stage": stage, "error": cause.problem}
         with self._lock:
-            self.rows = [other for other in self.rows if other["case"] != case]
+            self._drop(case)
             self.rows.append(row)
             self._table.add([row])
 
     def keep(self, cases: Collection[str]) -> None:
         """Remove the rows of all cases but these."""
-        self._table.replace({row["case"] for row in self._table.read()} - set(cases))
+        for table in (self._table, self.nothing_table):
+            table.replace({row["case"] for row in table.read()} - set(cases))
 
     def remove(self, case: str) -> None:
         """Remove the row of a case that has a map now, whichever run has written it."""
         self._withdraws_at_once = True
         self._withdraw_failed()
         with self._lock:
-            self.rows = [each for each in self.rows if each["case"] != case]
-            self._table.replace({case})
+            self._drop(case)
+
+    def _drop(self, case: str) -> None:
+        """Remove the row of a case from both lists and files."""
+        for rows, table in ((self.rows, self._table), (self.nothing, self.nothing_table)):
+            rows[:] = [row for row in rows if row["case"] != case]
+            table.replace({case})
 
     def _withdraw_failed(self) -> None:
         with self._lock:
@@ -232,10 +251,13 @@ class Failures:
         """The rows of the file: of this run, of other runs on the folder, and of cases that were not tried again."""
         return self._table.read()
 
+    def _listed(self) -> list[dict[str, str]]:
+        return [*self.read(), *self.nothing_table.read()]
+
     def since(self) -> list[dict[str, str]]:
-        """The rows of the file that this run, or another one meanwhile, has written."""
-        ours = {row["case"] for row in self.rows}
-        return [row for row in self.read() if row["case"] in ours or row not in self._earlier]
+        """The rows of both files that this run, or another one meanwhile, has written."""
+        ours = {row["case"] for row in [*self.rows, *self.nothing]}
+        return [row for row in self._listed() if row["case"] in ours or row not in self._earlier]
 
     def summary(self, rows: Sequence[dict[str, str]]) -> str:
         """One line about some failures, at least one."""
@@ -243,3 +265,10 @@ class Failures:
             f"{len(rows)} case{'s' * (len(rows) > 1)} without a map, see {self.path}; the first is case "
             f"{rows[0]['case']}: {rows[0]['error']}"
         )
+
+    def nothing_summary(self) -> str:
+        """One line about the cases in which there is nothing to explain, of all runs on the folder; empty without."""
+        if not (rows := self.nothing_table.read()):
+            return ""
+        cases = f"{len(rows)} case{'s' * (len(rows) > 1)} with nothing to explain, see {self.nothing_table.path}"
+        return f"{cases}; the first is case {rows[0]['case']}: {rows[0]['reason']}"

@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import SettingError
-from monai_saliency.networks.outputs import choices, shape
+from monai_saliency.networks.outputs import choices, num_rows, shape
 from monai_saliency.utils.arguments import written
 from monai_saliency.utils.precision import exact_arithmetic
 from monai_saliency.utils.tensors import Box
@@ -73,6 +73,7 @@ class BoundTarget(ABC):
         vouch: numbers ``(V,)`` of the output for the unperturbed image, to recognise stored scores; None
             where the scores of that image do this. A target whose own reference scores the same for every image
             sets it, by :func:`digits`.
+        nothing: why there is nothing to explain, in words; empty where there is (see :class:`BoundNothing`).
         if_nan: what is likely wrong where a score is NaN or infinite, for errors.
     """
 
@@ -80,6 +81,7 @@ class BoundTarget(ABC):
     channels_read: Sequence[int] | None = None
     additive: bool = False
     vouch: torch.Tensor | None = None
+    nothing: str = ""
     if_nan: str = "check the network's weights and the preprocessing of this case"
 
     @abstractmethod
@@ -114,6 +116,18 @@ class BoundTarget(ABC):
         return [0.0 if self.quantity().unit == "0 to 1" else math.nan] * len(self.labels)
 
 
+class BoundNothing(BoundTarget):
+    """The target of a case in which there is nothing to explain, for the reason in words: it has no scores."""
+
+    labels = ()
+
+    def __init__(self, reason: str) -> None:
+        self.nothing = reason
+
+    def __call__(self, output: Any) -> torch.Tensor:
+        return torch.zeros(num_rows(output), 0)
+
+
 class Target(ABC):
     """The settings of a target. A subclass implements :meth:`bind`."""
 
@@ -124,6 +138,10 @@ class Target(ABC):
     #: whether the scores are sums of the output's numbers with weights that are frozen with the case
     is_linear: bool = False
 
+    def of_image(self, index: int, count: int) -> Target:
+        """The target of one of the ``count`` images of a batch: the same for all, by default."""
+        return self
+
     @abstractmethod
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         """Freeze what the question refers to (class, region, boxes) for one case.
@@ -133,7 +151,8 @@ class Target(ABC):
             case: the case.
 
         Raises:
-            ValueError: when the target cannot read the output, or when the case has nothing to explain.
+            NothingToExplain: when there is nothing to explain in the case, such as a scan without a predicted channel.
+            ValueError: when the target cannot read the output.
         """
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import SettingError
+from monai_saliency.errors import NothingToExplain, SettingError
 from monai_saliency.networks.outputs import shape
 from monai_saliency.targets.base import (
     ACTIVATIONS,
@@ -59,6 +59,7 @@ class ClassScore(Target):
             explains each class alone.
 
     Raises:
+        NothingToExplain: from ``bind``, when no class is ``"positive"``.
         ValueError: for other settings, and (from ``bind``) when the output is not ``(B, classes)``, has NaN or infinite
             values, or has no such class, or when a class would be explained against itself.
 
@@ -97,7 +98,7 @@ class ClassScore(Target):
         check_activation(output, self.activation, case)
         # A copy: the output may live in a buffer that the next batch overwrites.
         scores = ACTIVATIONS[self.activation](output)[0].clone()
-        classes = self._classes(scores)
+        classes = self._classes(scores, case)
         if self.against is not None:
             check_indices([self.against], len(scores), "against", "class")
             if self.against in classes:
@@ -108,7 +109,7 @@ class ClassScore(Target):
             check_probabilities(scores[classes])
         return _BoundClassScore(classes, self.activation, scores, self.scale == "log_odds", self.against)
 
-    def _classes(self, scores: torch.Tensor) -> list[int]:
+    def _classes(self, scores: torch.Tensor, case: Case) -> list[int]:
         if not isinstance(self.classes, str):
             check_indices(self.classes, len(scores), "classes", "class")
             return self.classes
@@ -123,9 +124,10 @@ class ClassScore(Target):
             )
         positive = (scores > 0.5).nonzero().flatten().tolist()
         if not positive:
-            raise ValueError(
-                f"no class scores above 0.5 (the highest: {float(scores.max()):.3f}), so classes='positive' has "
-                "nothing to explain; use classes='predicted' or name the classes"
+            raise NothingToExplain(
+                case.name,
+                f"no class scores above 0.5 (the highest: {float(scores.max()):.3f}), and classes='positive' explains "
+                "those that do; classes='predicted' explains the highest",
             )
         return positive
 

@@ -11,6 +11,7 @@ import torch
 from monai.data.box_utils import box_iou
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import NothingToExplain
 from monai_saliency.targets.base import (
     BoundTarget,
     Quantity,
@@ -81,9 +82,9 @@ class DetectionScore(Target):
             ``RetinaNetDetector``, of the Model Zoo or of torchvision, whichever the output has.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) when the network finds no box to explain, when the
-            output is not a detector's, such as boxes that are not corners or scores above 1, or when ``boxes`` or
-            ``classes`` do not fit.
+        NothingToExplain: from ``bind``, when the network finds no box that scores at least ``threshold``.
+        ValueError: for settings out of range, and (from ``bind``) when the output is not a detector's, such
+            as boxes that are not corners or scores above 1, or when ``boxes`` or ``classes`` do not fit.
 
     Example::
 
@@ -132,9 +133,10 @@ class DetectionScore(Target):
         scores = found.scores
         if not bool((scores >= self.threshold).any()):
             highest = f"the highest of its boxes scores {float(scores.max()):.3f}" if len(scores) else "it finds no box"
-            raise ValueError(
+            raise NothingToExplain(
+                case.name,
                 f"the network finds no box that scores at least {self.threshold}, {highest}; lower `threshold`, or "
-                "give the `boxes` to be explained"
+                "give the `boxes` to be explained",
             )
         count = int((scores >= self.threshold).sum())
         order = scores.argsort(descending=True, stable=True)[:count][: self.max_boxes]

@@ -10,7 +10,7 @@ import torch
 from scipy import ndimage
 
 from monai_saliency.cases import Case
-from monai_saliency.utils.tensors import check_labels
+from monai_saliency.utils.tensors import checked_label, listed
 
 
 class Labels:
@@ -60,37 +60,49 @@ def check_region(region: Any, words: Collection[str]) -> None:
     raise ValueError(f"`region` must be {', '.join(map(repr, words))} or a label tensor, got {got}")
 
 
-def given_region(region: torch.Tensor, spatial: torch.Size, case: Case) -> torch.Tensor:
-    """A user's label tensor as a region on the output's grid."""
-    own, image = region, case.image.shape[1:]
+def given_region(region: torch.Tensor, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
+    """The region of a channel of an output ``(1, C, *spatial)`` in a user's label tensor, on the output's grid."""
+    own, spatial, image = region, output.shape[2:], case.image.shape[1:]
     while own.ndim > len(spatial) and len(own) == 1:
         own = own[0]
-    if own.shape not in (spatial, image):
+    grid = own.shape[-len(spatial) :]
+    if grid not in (spatial, image) or own.ndim > len(spatial) + 1:
         raise ValueError(
             f"`region` has shape {tuple(region.shape)}, the network's output has spatial shape {tuple(spatial)} "
             f"and the image {tuple(image)}; give the label on one of these grids"
         )
-    return _on_grid(own != 0, spatial)
+    label = checked_label(own, grid, output.shape[1])
+    return _on_grid(label[channel if len(label) > 1 else 0] != 0, spatial)
 
 
-def label_region(values: Sequence[int] | None, spatial: torch.Size, case: Case) -> torch.Tensor:
-    """The region where the case's label map has one of some values, on the output's grid."""
+def label_region(
+    values: Sequence[int] | None, channel: int, output: torch.Tensor, activation: str, case: Case
+) -> torch.Tensor:
+    """The region of a channel of an output ``(1, C, *spatial)`` in the case's label map, on the output's grid: where it
+    has one of some values. Where they are None, and not known from the label itself, it is refused.
+    """
     if case.labels is None:
         raise ValueError(
             "the region is taken from the label map, and the case has none; give it as `labels` to `explain`, or by "
             "the `label_key` of `Saliencyd`"
         )
-    labels = torch.as_tensor(case.labels)[0]
-    if labels.shape != case.image.shape[1:]:
-        raise ValueError(
-            f"the label map has spatial shape {tuple(labels.shape)}, the image {tuple(case.image.shape[1:])}; "
-            "give both the same spatial transforms"
-        )
-    check_labels(labels)
+    count, spatial = output.shape[1], output.shape[2:]
+    label = checked_label(case.labels, case.image.shape[1:], count if values is None else 1)
+    if values is None and len(label) == count:
+        return _on_grid(label[channel] != 0, spatial)
+    label = label[0].long()
     if values is None:
-        return _on_grid(labels != 0, spatial)
-    labels = labels if labels.is_floating_point() else labels.long()
-    region = torch.isin(labels, torch.as_tensor(list(values), dtype=labels.dtype, device=labels.device))
+        # Sigmoid channels may overlap, and the first may be background or not: no number is known to be theirs.
+        numbers = 1 if activation == "sigmoid" else count
+        if not bool(((label >= 0) & (label < numbers)).all()):
+            own = listed(label[label != 0])
+            raise ValueError(
+                f"the label map has the values {listed(label)}, and it is not known which of them belong to channel "
+                f"{channel} of {count}: give them, such as `label_values={f'[[{own}]]' if ',' in own else f'[{own}]'}` "
+                f"for one channel, or give a label with {count} channels of 0 and 1"
+            )
+        values = [channel] if numbers > 1 else []
+    region = torch.isin(label, torch.as_tensor(list(values), dtype=label.dtype, device=label.device))
     return _on_grid(region, spatial)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import NothingToExplain
 from monai_saliency.targets.base import (
     ACTIVATIONS,
     SCALES,
@@ -36,6 +38,8 @@ from monai_saliency.targets.regions import (
 )
 from monai_saliency.utils.arguments import check_option, indices, indices_or_word, whole_number
 from monai_saliency.utils.tensors import Box, columns, everywhere
+
+logger = logging.getLogger(__name__)
 
 _SMOOTH = 1e-5  # of a Dice score, as in monai.losses.DiceLoss
 
@@ -81,16 +85,31 @@ class _SegmentationTarget(Target):
             name = "predicted"
         where = "the image" if name == "all" else f"the {name.replace('_', ' ')} region"
         parts: list[_Part] = []
-        for channel in self._channels(output):
+        empty = []
+        for channel in self._channels(output, case):
             region = self._region(channel, output, case)
-            if not bool(region.any()):
-                raise ValueError(
-                    f"{where} of channel {channel} is empty, so it has no score to explain; "
-                    "choose another `channel`, give `region` as a label tensor"
-                    + (", or use region='all'" if "all" in self.regions else "")
-                )
-            parts += self._parts(channel, region)
+            if bool(region.any()):
+                parts += self._parts(channel, region)
+            else:
+                empty.append(channel)
+        if empty:
+            self._refuse_empty(empty, where, case, has_others=bool(parts))
         return self._bound(parts, output, where)
+
+    def _refuse_empty(self, channels: Sequence[int], where: str, case: Case, has_others: bool) -> None:
+        """Refuse channels whose region is empty. What the network predicts nowhere, and a label map without a finding,
+        are nothing to explain, and leave the maps of other channels; another empty region is a wrong setting.
+        """
+        what = f"{where} of channel {', '.join(map(str, channels))} is empty"
+        is_labelled = self.region == "label" and bool(torch.as_tensor(case.labels).any())
+        if is_labelled or isinstance(self.region, torch.Tensor):
+            raise ValueError(
+                f"{what}, so it has no score to explain; choose another `channel`, or give `region` as a label tensor"
+            )
+        if not has_others:
+            advice = "; region='all' explains the mean over the image" * ("all" in self.regions)
+            raise NothingToExplain(case.name, what + advice)
+        logger.warning("case %s: %s: no map explains it", case.name, what)
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
         """The values that are explained for a channel and its region, bool ``(*spatial)``."""
@@ -102,15 +121,16 @@ class _SegmentationTarget(Target):
     def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str) -> BoundTarget:
         """The bound target of the explained values, with the words for their regions."""
 
-    def _channels(self, output: torch.Tensor) -> Sequence[int]:
+    def _channels(self, output: torch.Tensor, case: Case) -> Sequence[int]:
         if not isinstance(self.channels, str):
             check_indices(self.channels, output.shape[1], "channel", "channel")
             return self.channels
         predicted = predicted_labels(output, self.activation).channels(output.shape[1])
         if not predicted:
-            raise ValueError(
+            raise NothingToExplain(
+                case.name,
                 f"the network segments nothing: the predicted region of each of its {output.shape[1]} channels (but "
-                "the background) is empty; name a `channel` and give `region` as a label tensor"
+                "the background) is empty",
             )
         return sorted(predicted)
 
@@ -119,7 +139,7 @@ class _SegmentationTarget(Target):
         if isinstance(self.region, Labels):
             return self.region.region(channel)
         if isinstance(self.region, torch.Tensor):
-            return given_region(self.region, output.shape[2:], case).to(output.device)
+            return given_region(self.region, channel, output, case).to(output.device)
         if self.region == "all":
             return output.new_ones(output.shape[2:], dtype=torch.bool)
         if self.region == "label":
@@ -129,8 +149,8 @@ class _SegmentationTarget(Target):
 
     def _label(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
         """Where the case's label map has the channel, bool ``(*spatial)`` on the output's device and grid."""
-        own_index = [channel] if output.shape[1] > 1 else None
-        return label_region(self.label_values.get(channel, own_index), output.shape[2:], case).to(output.device)
+        values = self.label_values.get(channel)
+        return label_region(values, channel, output, self.activation, case).to(output.device)
 
 
 class RegionScore(_SegmentationTarget):
@@ -148,17 +168,18 @@ class RegionScore(_SegmentationTarget):
 
             - ``"predicted"``: the voxels that the unperturbed output gives to the channel (the channel with the highest
               output; with ``"sigmoid"`` a probability above 0.5);
-            - ``"label"``: the channel's voxels in the case's label map;
+            - ``"label"``: the channel's voxels in the label map, or its own channel of a label with one for each;
             - ``"false_positive"``: predicted but not in the label map, to see why the network finds something there;
             - ``"all"``: all voxels;
-            - a label tensor ``(*spatial)`` or ``(1, *spatial)``, not 0 inside;
+            - a label tensor ``(*spatial)`` or ``(1, *spatial)``, not 0 inside, or ``(C, *spatial)``, 1 inside;
             - the ``Labels`` that somebody else's steps, such as a bundle's postprocessing, make of the unperturbed
               output.
 
             Label maps and label tensors may lie on the image's grid: where the output's grid is coarser, they are
             resampled to the nearest voxel.
         label_values: for each channel, the value or values of the case's label map that belong to it. By default the
-            channel's index; for a network with one channel, all values but 0.
+            channel's index, where the label map has no other values; for a network with one channel, all values but 0.
+            With ``"sigmoid"`` and several channels they must be given.
         components: explain each connected component of the region separately, the largest first, at most this many.
             None explains the region as a whole.
         scale: ``"probability"``: the mean probability, which is a sum over voxels, as exact Shapley values of many
@@ -166,8 +187,11 @@ class RegionScore(_SegmentationTarget):
             :class:`ClassScore`: a mean over voxels falls with each voxel that is lost, and so does not saturate.
 
     Raises:
+        NothingToExplain: from ``bind``, when the region of each channel is empty: predicted nowhere, no false positive,
+            or a label map of zeros. A channel without a region among others is reported, and has no map.
         ValueError: for other settings, and (from ``bind``) when the output is not a segmentation or has NaN or infinite
-            values, when the region is empty or does not fit, or when the needed label map is missing.
+            values, when the region does not fit, is a label tensor of zeros or not in a label map that has others, or
+            when the needed label map is missing.
 
     Example::
 

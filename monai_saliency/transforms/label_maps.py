@@ -15,7 +15,7 @@ from monai.utils import CommonKeys
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.label_maps import load_label, on_image
 from monai_saliency.utils.affines import affine_in_mm
-from monai_saliency.utils.tensors import check_labels
+from monai_saliency.utils.tensors import checked_label
 
 
 class LoadRegionsd(MapTransform):
@@ -80,9 +80,7 @@ class LoadRegionsd(MapTransform):
     def _loaded(self, path: str, image: MetaTensor) -> MetaTensor:
         """A label map ``(1, *spatial)`` on an image's grid."""
         values, affine = load_label(path, image)
-        if len(values) != 1:
-            raise ValueError(f"it has {len(values)} channels, 1 is expected: number the regions in one map")
-        check_labels(torch.as_tensor(values))
+        checked_label(values, values.shape[1:])  # NaN too, which the figures of a label take for 0
         found = on_image(values[0], affine, image)
         if values.any() and not found.any():
             raise AdviceError(

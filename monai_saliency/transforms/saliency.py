@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +14,14 @@ from monai.transforms.traits import RandomizableTrait
 from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple
 
 from monai_saliency.cases import Case, case_name, image_file
+from monai_saliency.errors import NothingToExplain
+from monai_saliency.inferers.explanation import with_maps
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.utils.arguments import callable_network, torch_device, written
 from monai_saliency.utils.tensors import with_meta_of
 from monai_saliency.visualize.legend import Legend, legends_text
+
+logger = logging.getLogger(__name__)
 
 
 # Of RandomizableTrait, although nothing is random: MONAI's caches stop before it. They do not notice other weights.
@@ -68,6 +73,9 @@ class Saliency(Transform, RandomizableTrait):
 
         Returns:
             the map ``(K, *spatial)``, or ``(K * C, *spatial)`` where channels have masks of their own.
+
+        Raises:
+            NothingToExplain: when there is nothing to explain in the image.
         """
         return self._with_legends(img, labels, held or {})[0]
 
@@ -81,7 +89,7 @@ class Saliency(Transform, RandomizableTrait):
             others[name] = other[None]
         case = Case.of(image[None], name=case_name(image), file=image_file(image), labels=labels)
         inputs = self.inferer.inputs.join(batch, others)
-        (explanation,) = self.inferer.explain(inputs, self.network, cases=[case])
+        (explanation,) = with_maps(self.inferer.explain(inputs, self.network, cases=[case]))
         return with_meta_of(image, explanation.saliency.to(image.device)), Legend.of(explanation)
 
 
@@ -98,7 +106,11 @@ class Saliencyd(MapTransform, RandomizableTrait):
         label_key: where an item holds its label map ``(1, *spatial)``, for masks and targets that are made of regions.
         held_keys: where an item holds the network's other inputs, which stay as they are; they are passed on under
             these names, see the inferer's ``inputs``.
-        allow_missing_keys: don't raise for a key that an item lacks.
+        allow_missing_keys: don't raise for a key that an item lacks, nor for an image in which there is nothing to
+            explain. Such an item has no map, so later steps, such as ``Invertd``, need ``allow_missing_keys=True`` too.
+
+    Raises:
+        NothingToExplain: when called, for an image in which there is nothing to explain; see ``allow_missing_keys``.
 
     Example::
 
@@ -138,6 +150,12 @@ class Saliencyd(MapTransform, RandomizableTrait):
         for key, name in self.key_iterator(d, self.names):
             held = {other: d[other] for other in self.held_keys}
             labels = None if self.label_key is None else d[self.label_key]
-            d[name], legends = self.saliency._with_legends(d[key], labels, held)
-            d[f"{name}_legends"] = legends_text(legends)
+            try:
+                d[name], legends = self.saliency._with_legends(d[key], labels, held)
+            except NothingToExplain as error:
+                if not self.allow_missing_keys:
+                    raise
+                logger.warning("%s, so the item has no %r", error, name)
+            else:
+                d[f"{name}_legends"] = legends_text(legends)
         return d

@@ -226,6 +226,8 @@ class SaveSaliencyd(MapTransform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
         keys = [*self.key_iterator(d)]
+        if not keys and "case" not in d:
+            return d
         if keys:
             d.setdefault("case", scan_name(d[keys[0]]))
         case, written = str(d["case"]), []
@@ -374,8 +376,7 @@ def _label(case: str, path: Any, grid: _Grid, saliency: torch.Tensor) -> np.ndar
         return None
     try:
         values, affine = load_label(path, saliency)
-        shown = values[0] if len(values) == 1 else np.any(values, axis=0)
-        return on_grid(shown, affine, grid.shape[: saliency.ndim - 1], grid.affine)
+        return on_grid(values[0], affine, grid.shape[: saliency.ndim - 1], grid.affine)
     except Exception as error:  # a map must not be lost for its outline
         logger.warning(
             "case %s: its label %s cannot be used, so the picture does not outline it: %s", case, path, error

@@ -52,23 +52,57 @@ def blend(
     return torch.where(share == 0, fill, kept, out=out)
 
 
-def check_labels(labels: torch.Tensor) -> None:
-    """Refuse a label map whose values are not whole numbers."""
-    if not labels.is_floating_point() or not labels.numel():
-        return
-    limit = 2 / torch.finfo(labels.dtype).eps
-    wrong = labels[~torch.isfinite(labels)]
+def checked_label(label: Any, spatial: Sequence[int], channels: int = 1) -> torch.Tensor:
+    """The one check of labels: those of an image as a plain tensor, whole numbers ``(1, *spatial)``, or 0 and 1
+    ``(channels, *spatial)`` where a network's output with so many channels may have one for each. ValueError for
+    anything else.
+    """
+    label = torch.as_tensor(plain(label))
+    if label.ndim == len(spatial):
+        label = label[None]
+    if label.shape[1:] != tuple(spatial):
+        raise ValueError(
+            f"the label map has shape {tuple(label.shape)}, the image needs one of {(1, *spatial)}: "
+            "take it through the image's own spatial transforms, with nearest-neighbour interpolation"
+        )
+    if len(label) not in (1, channels):
+        raise ValueError(
+            f"the label has {len(label)} channels, and must have {f'1 or {channels}' if channels > 1 else 1} here: "
+            "make one label map of one-hot labels, background first, by `label.int().argmax(0, keepdim=True)` (of a "
+            "batch by `labels.int().argmax(1, keepdim=True)`), or take one channel, such as `label[1:2]`"
+        )
+    if label.is_floating_point():
+        _check_whole(label)
+    if len(label) > 1 and not bool(((label == 0) | (label == 1)).all()):
+        raise ValueError(
+            f"a label with {len(label)} channels must have 0 and 1 in each, and it has {listed(label)}: write "
+            "`(label > 0).float()` if each channel of it is the label of one channel of the output"
+        )
+    return label
+
+
+def _check_whole(label: torch.Tensor) -> None:
+    """Refuse values that are not whole numbers, or that their type does not tell apart."""
+    wrong = label[~torch.isfinite(label) | (label != label.round())]
     if len(wrong):
         raise ValueError(
             f"the label map has values that are not whole numbers, NaN or infinity: {len(wrong)} voxels, the first is "
-            f"{float(wrong[0])}. Give 0 to what has no label"
+            f"{float(wrong[0])}. Give 0 to what has no label, and resample labels by nearest neighbour, such as by "
+            '`Spacingd(["image", "label"], pixdim, mode=["bilinear", "nearest"])`'
         )
-    if float(labels.abs().max()) > limit:
+    limit = 2 / torch.finfo(label.dtype).eps
+    if bool((label.abs() > limit).any()):
         raise ValueError(
             "the label map has values that are too large for its type: "
-            f"{str(labels.dtype).removeprefix('torch.')} tells whole numbers apart up to {limit:.0f}. Load it as "
+            f"{str(label.dtype).removeprefix('torch.')} tells whole numbers apart up to {limit:.0f}. Load it as "
             "float64 or as whole numbers"
         )
+
+
+def listed(label: torch.Tensor) -> str:
+    """The values of a label in words, at most the first ten."""
+    values = label.long().unique().tolist()
+    return ", ".join(map(str, values[:10])) + (", ..." if len(values) > 10 else "")
 
 
 def with_meta_of(image: torch.Tensor, values: torch.Tensor) -> MetaTensor:

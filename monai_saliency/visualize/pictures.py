@@ -17,6 +17,7 @@ import torch
 
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import check_option, require
+from monai_saliency.utils.tensors import checked_label
 from monai_saliency.visualize.legend import Legend, colour_map, finite, focus_voxel, gray_window, legends_of, opacities
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def plot_saliency(
 
     Raises:
         OptionalImportError: when matplotlib is not installed.
-        ValueError: when ``scale`` is not a number above 0, or ``scan`` or ``maps`` has another shape.
+        ValueError: when ``scale`` is not a number above 0, or ``scan``, ``maps`` or ``label`` has another shape.
 
     Example::
 
@@ -123,6 +124,8 @@ def plot_saliency(
             f"`maps` must have shape (K, *spatial) and `scan` (*spatial) or (C, *spatial), 2D or 3D, of one case, got "
             f"{maps.shape} and {scan.shape}: of a batch give maps[0] and images[0]"
         )
+    if label is not None:
+        label = checked_label(np.nan_to_num(label), scan.shape)[0].numpy()
     if affine is None and scan.ndim == 2:  # (rows, columns)
         scan, maps, standard_error, label = map(_transposed, (scan, maps, standard_error, label))
         affine = np.diag([1, -1, 1, 1])

@@ -23,6 +23,7 @@ from monai_saliency.__main__ import main
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.overlay import Overlay
 from monai_saliency.errors import SettingError, root_cause
+from monai_saliency.targets import RegionScore
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
@@ -251,6 +252,27 @@ def test_the_map_of_a_case_that_fails_now_goes(tmp_path: Path) -> None:
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["1"]
     (row,) = rows_of(tmp_path / "maps" / "failures.csv")
     assert (row["case"], "NaN" in row["error"]) == ("0", True)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_healthy_scan_is_listed_and_no_failure(tmp_path: Path, capfd: Any, times: int) -> None:
+    """The run ends well, and the report has a line for it; an earlier map of the scan goes."""
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=900 - 800 * i) for i in range(2)]
+    if times > 1:
+        Overlay(tmp_path / "maps", num_masks=5, activation="none").explain(small_bundle(scans, Brightness()))
+    for _ in range(times):
+        Overlay(tmp_path / "maps", num_masks=5, target=RegionScore(1, "softmax")).explain(
+            small_bundle(scans, Brightness())
+        )
+        assert "nothing_to_explain 1" in capfd.readouterr().out
+    assert {path.name[0] for path in (tmp_path / "maps").glob("*_saliency.*")} == {"0"}
+    assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["0"]
+    (row,) = rows_of(tmp_path / "maps" / "nothing_to_explain.csv")
+    assert (row["case"], "the predicted region of channel 1 is empty" in row["reason"]) == ("1", True)
+    assert not (tmp_path / "maps" / "failures.csv").exists()
+    page = (tmp_path / "maps" / "report" / "index.html").read_text()
+    assert "nothing to explain: the predicted region" in page
+    assert "1 with nothing to explain" in page
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,19 @@ def test_own_scans_get_maps_on_their_own_grids(cohort: Path, checkpoint: Path, t
 def test_class_names_are_the_metadatas_unless_given() -> None:
     parser = ConfigParser()
     parser.read_config(BUNDLE / "configs" / "inference.yaml")
+    parser["bundle_root"] = str(BUNDLE)
     assert BundleConfig(parser).class_names() == {"class_names": None}
     parser.read_meta(BUNDLE / "configs" / "metadata.json")
     assert BundleConfig(parser).class_names() == {"class_names": {"0": "no lesion", "1": "lesion"}}
     assert BundleConfig(parser).class_names({0: "a"}) == {"class_names": {0: "a"}}
+    # Of another network, or of other weights, the metadata knows nothing.
+    for id, value in (("network_def", DENSENET), ("checkpoint", "own.pt"), ("network_def::num_classes", 3)):
+        own = parser[id]
+        parser[id] = value
+        assert BundleConfig(parser).class_names() == {"class_names": None}, id
+        assert BundleConfig(parser).class_names(["a", "b"]) == {"class_names": ["a", "b"]}
+        parser[id] = own
+    assert BundleConfig(parser).class_names()["class_names"]
     with pytest.raises(ValueError, match=r"`class_names` must be names by class, .*, got 'lesion'"):
         case_writers(".", class_names="lesion")  # type: ignore[arg-type]
 

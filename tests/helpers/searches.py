@@ -60,7 +60,7 @@ def searched(bound: BoundMasks, scores: torch.Tensor, reference: torch.Tensor) -
 def asks_of(bound: BoundMasks, reference: torch.Tensor, scores: Scores) -> Iterator[Any]:
     """What a case asks for, round after round, and its explanation at last. Whoever takes an ask adds its scores."""
     images: Any = SimpleNamespace(masks=bound)
-    target: Any = SimpleNamespace(if_nan="", vouch=None)
+    target: Any = SimpleNamespace(if_nan="", vouch=None, nothing="")
     none: Any = None
     walk = Walk(ms.Case("case"), images, target, none, scores)
     walk.target = target

@@ -167,7 +167,7 @@ def test_the_cheapest_of_the_ties_is_best(monkeypatch: pytest.MonkeyPatch) -> No
     ("changes", "words"),
     [
         ({"images": scans(1)[0], "labels": None}, "at least 3 images, about 8 are better, got 1"),
-        ({"labels": torch.ones(8, 1, 12, 12)}, r"on the images' grid \(24, 24\), got \[\(12, 12\)\]: resample them"),
+        ({"labels": torch.ones(8, 1, 12, 12)}, r"shape \(1, 12, 12\), the image needs one of \(1, 24, 24\)"),
         ({"labels": torch.ones(7, 1, EDGE, EDGE)}, "`labels` must have one entry for each of 8 images, got 7"),
         ({"methods": ["focussed_rise"]}, "did you mean `focused_rise`"),
         ({"methods": [{"num_masks": 9}]}, "a name, or a dictionary with a `method`, got {'num_masks': 9}"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from monai_saliency.errors import NothingToExplain
 from monai_saliency.storage.tables import CaseTable, Failures
 
 COLUMNS = ("case", "error")
@@ -76,6 +77,34 @@ def test_a_failure_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCapt
         Failures(tmp_path / "failures.csv").add("a", "load", error)
     assert caplog.messages[0] == "case a: EOFError: the file ends early (load)"
     assert ("The above exception was the direct cause" in caplog.text) == (level == logging.DEBUG)
+
+
+def test_nothing_to_explain_is_another_list(tmp_path: Path) -> None:
+    """A case is in one list at the most, whatever it was before; rows of other cohorts go."""
+    failures = Failures(tmp_path / "failures.csv", strict=True)
+    failures.add("a", "load", NothingToExplain("a", "no lesion"))
+    assert failures.nothing_table.read() == [{"case": "a", "reason": "no lesion"}]
+    assert not failures.rows
+    assert not (tmp_path / "failures.csv").exists()
+    assert failures.nothing_summary().endswith("nothing_to_explain.csv; the first is case a: no lesion")
+    later = Failures(tmp_path / "failures.csv", cases=["a", "b"])
+    later.add("a", "explain", ValueError("broken"))
+    assert not later.nothing_table.read()
+    assert [row["case"] for row in later.read()] == ["a"]
+    later.add("a", "load", wrapped(NothingToExplain("another name", "no lesion")))
+    assert not later.read()
+    assert [row["case"] for row in later.since()] == ["a"]
+    later.remove("a")
+    assert not list(tmp_path.glob("*.csv"))
+    later.add("a", "explain", NothingToExplain("a", "no lesion"))
+    assert not Failures(tmp_path / "failures.csv", cases=["b"]).nothing_table.read()
+
+
+def wrapped(error: Exception) -> RuntimeError:
+    """As MONAI's ``Compose`` raises what went wrong in a step."""
+    outer = RuntimeError("applying transform")
+    outer.__cause__ = error
+    return outer
 
 
 def test_the_row_of_an_earlier_failure_is_not_one_of_this_run(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from helpers.tolerances import SINGLE, assert_close, assert_same_bits
 from scipy.spatial.distance import cdist
 
 import monai_saliency as ms
+from monai_saliency.errors import NothingToExplain
 from monai_saliency.targets.base import Target
 
 
@@ -83,7 +84,7 @@ class TestPositiveClasses:
         assert_close(bound(-self.OUTPUT), -self.OUTPUT[:, [0, 2]])
 
     def test_errors(self) -> None:
-        with pytest.raises(ValueError, match=r"no class scores above 0.5 \(the highest: 0.119\)"):
+        with pytest.raises(NothingToExplain, match=r"no class scores above 0.5 \(the highest: 0.119\)"):
             ms.ClassScore("positive", "sigmoid").bind(torch.tensor([[-3.0, -2.0]]), FLAT)
         with pytest.raises(ValueError, match=r"compares probabilities .* lie in \[-3, 2\]; use activation='sigmoid'"):
             ms.ClassScore("positive", "none").bind(self.OUTPUT, FLAT)

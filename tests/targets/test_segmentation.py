@@ -1,12 +1,15 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from helpers.targets import FLAT, LABELLED, LOGITS, SEGMENTATION
 from helpers.tolerances import assert_close, assert_same_bits
 from monai.losses import DiceLoss
+from monai.transforms import AsDiscrete
 
 import monai_saliency as ms
+from monai_saliency.errors import NothingToExplain
 
 
 class TestRegionScore:
@@ -46,7 +49,8 @@ class TestRegionScore:
             ({"channel": 2}, r"channel 2 is out of range: the network gives 2 channels.*\[0, 1\]"),
             ({"channel": 0, "region": torch.zeros(2, 3)}, "the given region of channel 0 is empty"),
             ({"channel": 0, "region": torch.ones(3, 3)}, r"`region` has shape \(3, 3\).*\(2, 3\)"),
-            ({"channel": 0, "region": torch.ones(2, 2, 3)}, r"`region` has shape \(2, 2, 3\)"),
+            ({"channel": 0, "region": torch.ones(3, 2, 3)}, "the label has 3 channels, and must have 1 or 2 here"),
+            ({"channel": 0, "region": torch.ones(2, 1, 2, 3)}, r"`region` has shape \(2, 1, 2, 3\)"),
         ],
     )
     def test_settings_that_do_not_fit_the_case(self, settings: dict, match: str) -> None:
@@ -56,7 +60,7 @@ class TestRegionScore:
     @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
     def test_empty_predicted_region(self, activation: str) -> None:
         output = torch.stack([torch.full((2, 3), 3.0), torch.full((2, 3), -3.0)])[None]
-        with pytest.raises(ValueError, match=r"the predicted region.* of channel 1 is empty.*region='all'"):
+        with pytest.raises(NothingToExplain, match=r"the predicted region.* of channel 1 is empty.*region='all'"):
             ms.RegionScore(1, activation).bind(output, FLAT)
 
     @pytest.mark.parametrize(
@@ -83,9 +87,9 @@ class TestPredictedChannels:
 
     def test_none(self) -> None:
         output = torch.full((1, 3, 2, 3), -1.0)
-        with pytest.raises(ValueError, match=r"segments nothing: .* each of its 3 channels"):
+        with pytest.raises(NothingToExplain, match=r"segments nothing: .* each of its 3 channels"):
             ms.RegionScore("predicted", "softmax").bind(output, FLAT)
-        with pytest.raises(ValueError, match=r"segments nothing: .* each of its 3 channels"):
+        with pytest.raises(NothingToExplain, match=r"segments nothing: .* each of its 3 channels"):
             ms.RegionScore("predicted", "sigmoid").bind(output, FLAT)
 
 
@@ -132,9 +136,9 @@ def test_what_is_not_reached_changes_no_score(activation: str) -> None:
 
 # Regions of label maps, of other grids and of connected components, as a target reads them.
 class TestRegionsOfLabels:
-    """Channels on a 2x3 image, and a label map of two organs, the values 1 and 4."""
+    """Five channels on a 2x3 image, and a label map of two organs, the values 1 and 4."""
 
-    OUTPUT = SEGMENTATION
+    OUTPUT = torch.cat([SEGMENTATION, SEGMENTATION.new_full((1, 3, 2, 3), -9)], 1)
     CASE = LABELLED
     LABELS = LABELLED.labels
 
@@ -147,7 +151,7 @@ class TestRegionsOfLabels:
         bound = ms.RegionScore(1, "none", "false_positive").bind(self.OUTPUT, self.CASE)
         assert_close(bound(self.OUTPUT), torch.tensor([[4.0]]))
         assert list(bound.labels) == [1]
-        with pytest.raises(ValueError, match="the false positive region of channel 1 is empty"):
+        with pytest.raises(NothingToExplain, match="the false positive region of channel 1 is empty"):
             ms.RegionScore(1, "none", "false_positive").bind(
                 self.OUTPUT, ms.Case("ct_7", FLAT.image, labels=self.LABELS * 0 + 1)
             )
@@ -156,10 +160,110 @@ class TestRegionsOfLabels:
         target = ms.RegionScore(1, "none", "label")
         with pytest.raises(ValueError, match="the region is taken from the label map, and the case has none"):
             target.bind(self.OUTPUT, FLAT)
-        with pytest.raises(ValueError, match=r"label map has spatial shape \(2, 2\), the image \(2, 3\)"):
+        with pytest.raises(ValueError, match=r"label map has shape \(1, 2, 2\), the image needs one of \(1, 2, 3\)"):
             target.bind(self.OUTPUT, ms.Case("ct_7", FLAT.image, labels=self.LABELS[..., :2]))
-        with pytest.raises(ValueError, match="the label region of channel 1 is empty"):
+        with pytest.raises(NothingToExplain, match="the label region of channel 1 is empty"):
             target.bind(self.OUTPUT, ms.Case("ct_7", FLAT.image, labels=self.LABELS * 0))
+        with pytest.raises(ValueError, match="the label region of channel 1 is empty") as found:  # a wrong setting
+            target.bind(self.OUTPUT, ms.Case("ct_7", FLAT.image, labels=self.LABELS * 0 + 255))
+        assert not isinstance(found.value, NothingToExplain)
+
+    def test_channels_that_are_not_predicted_leave_the_others(self, caplog: pytest.LogCaptureFixture) -> None:
+        output = torch.tensor([[[[3.0, 0, 0]], [[0.0, 2, 2]], [[0.0, 0, 0]]]])
+        bound = ms.RegionScore([1, 2], "softmax").bind(output, ms.Case("ct_7", torch.zeros(1, 1, 3)))
+        assert list(bound.labels) == [1]
+        assert "case ct_7: the predicted region of channel 2 is empty: no map explains it" in caplog.text
+
+
+def as_label(*rows: list[list[int]]) -> ms.Case:
+    """A case whose label has these channels."""
+    return ms.Case("ct_7", FLAT.image, labels=torch.tensor(rows))
+
+
+class TestNumbersOfChannels:
+    """Which voxels of a label are a channel's is known, given or asked for. Channel 1 of SEGMENTATION is predicted at
+    (0, 1), (0, 2) and (1, 2), with the values 2, 4 and 6.
+    """
+
+    BRATS = torch.cat([SEGMENTATION, SEGMENTATION[:, :1]], 1)
+
+    @pytest.mark.parametrize("region", ["label", "a tensor"])
+    def test_a_label_with_the_outputs_channels_has_one_for_each(self, region: str) -> None:
+        """Also where they overlap, as BraTS' regions do; channel 1's has the values 2 and 6, channel 0's 1 and 2."""
+        case = as_label([[1, 0, 0], [0, 1, 0]], [[0, 1, 0], [0, 0, 1]])
+        given = case.labels if region == "a tensor" else region
+        for labels in (case.labels, case.labels.bool(), case.labels.double()):
+            found = ms.RegionScore([1, 0], "none", given).bind(SEGMENTATION, replace(case, labels=labels))
+            assert_close(found(SEGMENTATION), torch.tensor([[4.0, 1.5]]))
+
+    def test_one_hot_labels_are_their_label_map(self) -> None:
+        """The background is channel 0, as in MONAI's losses."""
+        case = as_label([[0, 1, 0], [0, 0, 1]])
+        one_hot = replace(case, labels=AsDiscrete(to_onehot=2)(case.labels))
+        for target in (
+            ms.RegionScore([0, 1], "softmax", "label"),
+            ms.RegionScore(1, "softmax", "false_positive"),
+            ms.DiceScore(1, "softmax", "label"),
+        ):
+            expected, found = (target.bind(SEGMENTATION, each)(SEGMENTATION) for each in (case, one_hot))
+            assert_same_bits(found, expected)
+
+    def test_a_coarser_output_takes_the_nearest_voxel_of_each_channel(self) -> None:
+        output, labels = torch.arange(8.0).reshape(1, 2, 2, 2), torch.zeros(2, 4, 4)
+        labels[1, 1, 1] = 1  # nearest to the output's first voxel
+        target = ms.RegionScore(1, "none", "label")
+        assert_close(
+            target.bind(output, ms.Case("ct", torch.zeros(1, 4, 4), labels=labels))(output), torch.tensor([[4.0]])
+        )
+
+    @pytest.mark.parametrize("region", ["label", "false_positive"])
+    @pytest.mark.parametrize(
+        ("activation", "labels", "words"),
+        [
+            ("softmax", [[0, 255, 255], [0, 0, 255]], r"values 0, 255, .* channel 1 of 2: .*`label_values=\[255\]`"),
+            ("none", [[0, 1, 2], [4, 0, 1]], r"values 0, 1, 2, 4, .*`label_values=\[\[1, 2, 4\]\]`"),
+            ("softmax", [[0, -1, 1], [1, 0, 0]], "values -1, 0, 1, "),
+            ("sigmoid", [[0, 1, 1], [0, 0, 1]], r"values 0, 1, .*`label_values=\[1\]` .*a label with 2 channels"),
+        ],
+    )
+    def test_values_that_are_no_channels_numbers_are_asked_for(
+        self, region: str, activation: str, labels: list[list[int]], words: str
+    ) -> None:
+        with pytest.raises(ValueError, match=words):
+            ms.RegionScore(1, activation, region).bind(SEGMENTATION, as_label(labels))
+
+    def test_a_mask_of_255_with_its_value(self) -> None:
+        """It holds all that is predicted, so nothing is a false positive."""
+        case = as_label([[0, 255, 255], [0, 0, 255]])
+        found = ms.RegionScore(1, "none", "label", label_values=[255]).bind(SEGMENTATION, case)
+        assert_close(found(SEGMENTATION), torch.tensor([[4.0]]))
+        with pytest.raises(ValueError, match="the false positive region of channel 1 is empty"):
+            ms.RegionScore(1, "none", "false_positive", label_values=[255]).bind(SEGMENTATION, case)
+        one = ms.RegionScore(0, "sigmoid", "label").bind(SEGMENTATION[:, 1:], case)  # one channel: all but 0
+        assert_close(one(SEGMENTATION[:, 1:]), SEGMENTATION[0, 1, [0, 0, 1], [1, 2, 2]].sigmoid().mean())
+
+    def test_brats_numbers_of_three_sigmoid_channels(self) -> None:
+        case = as_label([[0, 1, 2], [4, 0, 1]])
+        with pytest.raises(ValueError, match=r"values 0, 1, 2, 4, .* channel 0 of 3: .*`label_values="):
+            ms.RegionScore([0, 1, 2], "sigmoid", "label").bind(self.BRATS, case)
+        values = [[1, 4], [1, 2, 4], [4]]
+        found = ms.RegionScore([0, 1, 2], "sigmoid", "label", label_values=values).bind(self.BRATS, case)
+        expected = [((case.labels == 1) | (case.labels == 4))[0], case.labels[0] > 0, case.labels[0] == 4]
+        assert_same_bits(found.regions, torch.stack(expected))
+
+    @pytest.mark.parametrize("channel", [0, 1])
+    def test_a_healthy_scan_has_no_region(self, channel: int) -> None:
+        """Whatever the numbers are, none of them is there: sigmoid channel 0 is not what has no label."""
+        empty = as_label([[0, 0, 0], [0, 0, 0]])
+        with pytest.raises(ValueError, match=f"the label region of channel {channel} is empty"):
+            ms.RegionScore(channel, "sigmoid", "label").bind(SEGMENTATION, empty)
+        found = ms.RegionScore(channel, "sigmoid", "false_positive").bind(SEGMENTATION, empty)
+        assert_same_bits(found.regions, SEGMENTATION[0, channel][None] > 0)
+
+    def test_values_and_channels_contradict_each_other(self) -> None:
+        case = as_label([[1, 0, 0], [0, 1, 0]], [[0, 1, 0], [0, 0, 1]])
+        with pytest.raises(ValueError, match="the label has 2 channels, and must have 1 here"):
+            ms.RegionScore(1, "none", "label", label_values=[255]).bind(SEGMENTATION, case)
 
 
 class TestCoarserOutput:

@@ -221,7 +221,7 @@ class TestLoadRegionsd:
             LoadRegionsd()({"image": image, "label": "", "case": "s1"})
         nib.save(nib.Nifti1Image(np.ones((4, 4, 4, 2), np.uint8), np.eye(4)), tmp_path / "two.nii")
         with pytest.raises(
-            CaseError, match=r"case s1: its label map .*two.nii cannot be used: .*2 channels, 1 is expected"
+            CaseError, match=r"case s1: its label map .*two.nii cannot be used: .*2 channels, and must have 1 here"
         ):
             LoadRegionsd()({"image": image, "label": str(tmp_path / "two.nii"), "case": "s1"})
         (tmp_path / "cut.nii.gz").write_bytes(b"x")

@@ -14,7 +14,7 @@ from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, ScaleInte
 
 from monai_saliency import ClassScore, Saliency, Saliencyd, channel_occlusion, sliding_window
 from monai_saliency.data import CachedDataset
-from monai_saliency.errors import CaseError, root_cause
+from monai_saliency.errors import CaseError, NothingToExplain, root_cause
 from monai_saliency.transforms import CheckScand, SaveSaliencyd
 
 
@@ -123,6 +123,17 @@ class TestSaliencyd:
         for key in ("ct", "mr"):
             assert_same_bits(out[f"{key}_saliency"].as_tensor(), EXPLAIN(item[key][None], total)[0])
             assert out[key] is item[key]
+
+    def test_without_anything_to_explain(self, tmp_path: Path) -> None:
+        """It raises, or where keys may be missing the item has no map, which later steps leave out too."""
+        explain = sliding_window(2, 2, target=ClassScore("positive", "none"))
+        item = {"image": torch.zeros(1, 4, 4)}
+        with pytest.raises(NothingToExplain, match="no class scores above"):
+            Saliencyd("image", total, explain)(item)
+        steps = [Saliencyd("image", total, explain, "saliency", allow_missing_keys=True)]
+        steps += [SaveSaliencyd("saliency", tmp_path, allow_missing_keys=True)]
+        assert list(Compose(steps)(item)) == ["image"]
+        assert not list(tmp_path.iterdir())
 
     def test_names(self) -> None:
         image = torch.ones(1, 4, 4)

@@ -170,6 +170,8 @@ def _figures(cohort: Cohort) -> list[str]:
     failed = [case for case in cohort.cases if case.failure is not None]
     cases = "case" if len(explained) == 1 else "cases"
     figures = [f"{len(explained)} {cases} explained", f"{len(failed)} failed"]
+    if nothing := sum(bool(case.nothing) for case in cohort.cases):
+        figures.append(f"{nothing} with nothing to explain")
     in_label = [row.get("peak_in_label", "") for rows in explained for row in rows]
     inside, outside = in_label.count("True"), in_label.count("False")
     if inside or outside:

@@ -54,6 +54,7 @@ class CaseFiles:
     case: str
     rows: Sequence[Row]
     failure: Row | None
+    nothing: str  # why there is nothing to explain; empty where there is
     regions: Sequence[Row]
     label_regions: Sequence[Row]
     folder: Path
@@ -85,8 +86,8 @@ class CaseFiles:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The cases of an output folder, from ``summary.csv`` and ``failures.csv``, sorted by name. ``settings`` are those
-    of each mark in the table, from ``summary.settings.json``.
+    """The cases of an output folder, from ``summary.csv``, ``failures.csv`` and ``nothing_to_explain.csv``, sorted by
+    name. ``settings`` are those of each mark in the table, from ``summary.settings.json``.
     """
 
     cases: Sequence[CaseFiles]
@@ -107,20 +108,22 @@ def read_cohort(folder: str | Path) -> Cohort:
     folder = Path(folder)
     summary = _table(folder / "summary.csv", SUMMARY_COLUMNS)
     failures = _table(folder / "failures.csv", Failures.COLUMNS)
+    nothing = _table(folder / Failures.NOTHING_FILE, Failures.NOTHING_COLUMNS)
     regions = _table(folder / "regions.csv", REGION_COLUMNS)
     label_regions = _table(folder / "label_regions.csv", LABEL_REGION_COLUMNS)
-    if not summary and not failures:
+    if not (summary or failures or nothing):
         raise ValueError(
             f"{folder} holds neither a summary.csv nor a failures.csv with cases: give the output folder of a run"
         )
     cases = []
-    for case in sorted({*summary, *failures}):
+    for case in sorted({*summary, *failures, *nothing}):
         kept = _kept(folder, case)
         rows = [_shown_row(row, kept) for row in summary.get(case, ())]
         failure = failures[case][-1] if case in failures else None
+        reason = nothing[case][-1]["reason"] if case in nothing else ""
         of_regions = [_shown_row(row, kept) for row in regions.get(case, ())]
         of_labels = [_shown_row(row, kept) for row in label_regions.get(case, ())]
-        cases.append(CaseFiles(case, rows, failure, of_regions, of_labels, folder, kept))
+        cases.append(CaseFiles(case, rows, failure, reason, of_regions, of_labels, folder, kept))
     return Cohort(cases, _settings(folder / "summary.settings.json"))
 
 

@@ -114,6 +114,8 @@ class _Maps:
             raise ValueError(f"not in {run}")
         if case.failure is not None and not case.rows:
             raise ValueError(f"failed in {run}: {case.failure.get('error', '')}")
+        if case.nothing and not case.rows:
+            raise ValueError(f"nothing to explain in {run}: {case.nothing}")
         self.case, self.run = case, run
         self.pictures = [] if case.kept is None else Shown.of(case, scales).thumbnails()
         self.class_names = {} if case.kept is None else case.kept.class_names
