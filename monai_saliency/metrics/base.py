@@ -16,6 +16,7 @@ from monai.utils import MetricReduction
 from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.cohort_explainer import Keeper
+from monai_saliency.inferers.explanation import with_maps
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.targets.base import Quantity, to_float
