@@ -12,8 +12,10 @@ import torch
 from monai.data import MetaTensor
 from monai.utils import ImageMetaKey
 
+from monai_saliency.errors import CaseError
 from monai_saliency.utils.affines import image_affine, image_spacing
 from monai_saliency.utils.arguments import written
+from monai_saliency.utils.tensors import plain, shape_in_words
 
 __all__ = ["Case", "Number", "case_name", "cases_of", "image_file", "with_own_meta"]
 
@@ -41,6 +43,9 @@ class Case:
         prediction: what an evaluator's network gave for this image ``(1, ...)``, before any postprocessing: what is
             explained must be this. None where it is not known.
         affine: from voxels to scanner mm, ``(4, 4)`` or ``(3, 3)``; None where it is unknown.
+        within: the part of the image that is perturbed, and has a map: a mask ``(1, *spatial)``, not 0 there, or a box
+            ``(start, end)`` in voxels, as MONAI's ``generate_spatial_bounding_box`` gives it. Masks are 1 everywhere
+            else, and the map and its standard error are 0. None, the default, for the whole image.
 
     Example::
 
@@ -60,6 +65,7 @@ class Case:
     file: str | None = None
     prediction: Any = None
     affine: np.ndarray | None = None
+    within: Any = None
 
     @staticmethod
     def of(images: torch.Tensor, index: int = 0, **given: Any) -> Case:
@@ -77,10 +83,15 @@ class Case:
     def with_image(self, image: torch.Tensor, index: int, images: torch.Tensor) -> Case:
         """The same case with its image ``(C, *spatial)``, which is image ``index`` of ``images``.
 
-        Voxel sizes, file and affine are read from the meta data of ``images`` where they are not given.
+        Voxel sizes, file and affine are read from the meta data of ``images`` where they are not given. ``within`` is
+        bool ``(1, *spatial)`` then.
         """
         missing = {name: value for name, value in _of_meta(images, index).items() if getattr(self, name) is None}
-        return replace(self, image=image, index=index, **missing)
+        try:
+            within = None if self.within is None else _part(self.within, image)
+        except ValueError as error:
+            raise CaseError(self.name, str(error)) from error
+        return replace(self, image=image, index=index, within=within, **missing)
 
 
 def _of_meta(images: torch.Tensor, index: int) -> dict[str, Any]:
@@ -92,8 +103,41 @@ def _of_meta(images: torch.Tensor, index: int) -> dict[str, Any]:
     }
 
 
+def _is_box(within: Any) -> bool:
+    """Whether a part of an image is given as a box: where it starts and where it ends along each axis."""
+    return isinstance(within, (list, tuple)) and len(within) == 2 and all(np.ndim(side) == 1 for side in within)
+
+
+def _part(within: Any, image: torch.Tensor) -> torch.Tensor:
+    """The voxels of a part of an image ``(C, *spatial)``, bool ``(1, *spatial)``; ValueError where there are none."""
+    expected, given = (1, *image.shape[1:]), plain(within)
+    if _is_box(given) and all(len(side) == image.ndim - 1 for side in given):
+        part = torch.zeros(expected, dtype=torch.bool, device=image.device)
+        part[(0, *(slice(max(0, int(start)), max(0, int(end))) for start, end in zip(*given, strict=True)))] = True
+    elif isinstance(given, (torch.Tensor, np.ndarray)) and tuple(given.shape) == expected:
+        values = torch.as_tensor(given, device=image.device)
+        part = values != 0
+        if not bool((values == values.round()).all() if values.is_floating_point() else True):
+            raise ValueError(
+                "`within` has values that are not whole numbers, as after linear resampling: resample it by "
+                "mode='nearest', or give a mask such as values > 0.5"
+            )
+    else:
+        raise ValueError(
+            f"`within` must be a mask {expected} on the image's grid, or a box (start, end) with {image.ndim - 1} whole "
+            f"numbers each, got {given if isinstance(given, (list, tuple)) else shape_in_words(given)}"
+        )
+    if not bool(part.any()):
+        raise ValueError("`within` has no voxel of the image, so there is nothing to explain")
+    return part
+
+
 def cases_of(
-    images: torch.Tensor, labels: Any = None, spacing: Sequence[Any] | None = None, names: Sequence[str] | None = None
+    images: torch.Tensor,
+    labels: Any = None,
+    spacing: Sequence[Any] | None = None,
+    names: Sequence[str] | None = None,
+    within: Any = None,
 ) -> list[Case]:
     """The cases of a batch ``(B, C, *spatial)``, of what is known of them.
 
@@ -102,11 +146,15 @@ def cases_of(
         labels: label maps ``(B, 1, *spatial)``, or a list of B label maps ``(1, *spatial)``.
         spacing: voxel sizes in mm, one per spatial axis, of all images, or a list of B of them.
         names: B names.
+        within: of each image the part that is perturbed: masks ``(B, 1, *spatial)``, a list of B masks or boxes, or one
+            mask ``(1, *spatial)`` or box for all.
     """
     count = len(images)
+    if _is_box(within) or (hasattr(within, "shape") and len(within.shape) == images.ndim - 1):
+        within = [within] * count
     if spacing is not None and isinstance(spacing[0], (int, float)):
         spacing = [spacing] * count
-    given: dict[str, Any] = {"labels": labels, "spacing": spacing, "names": names}
+    given: dict[str, Any] = {"labels": labels, "spacing": spacing, "names": names, "within": within}
     given = {name: values for name, values in given.items() if values is not None}
     for name, values in given.items():
         if len(values) != count:

@@ -52,6 +52,17 @@ class Masks(ABC):
     by_region: bool = False
     needs_labels: bool = False
 
+    @property
+    def follows_target(self) -> bool:
+        """Whether masks depend on how a case's scores are made of the output, see :meth:`for_scores`."""
+        return False
+
+    def for_scores(self, additive: bool, linear: bool) -> Masks:
+        """The masks for a target that is bound: whether its scores are sums over voxels of the output, and whether they
+        are linear in it.
+        """
+        return self
+
     @abstractmethod
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         """Fit the masks to one image.

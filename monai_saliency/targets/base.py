@@ -70,6 +70,7 @@ class BoundTarget(ABC):
         labels: what each of the K scores is: the index of a class or channel, or a description.
         channels_read: the output channels that the scores depend on, ascending; None for all.
         additive: whether the scores are the sum of the :meth:`contribution` of boxes.
+        linear: whether the scores are sums of the output's numbers with weights that are frozen with the case.
         vouch: numbers ``(V,)`` of the output for the unperturbed image, to recognise stored scores; None
             where the scores of that image do this. A target whose own reference scores the same for every image
             sets it, by :func:`digits`.
@@ -79,6 +80,7 @@ class BoundTarget(ABC):
     labels: Sequence[int | str]
     channels_read: Sequence[int] | None = None
     additive: bool = False
+    linear: bool = False
     vouch: torch.Tensor | None = None
     if_nan: str = "check the network's weights and the preprocessing of this case"
 
@@ -118,11 +120,6 @@ class Target(ABC):
     """The settings of a target. A subclass implements :meth:`bind`."""
 
     __repr__ = written
-
-    #: whether :attr:`BoundTarget.additive` holds for every case, as is known before one is seen
-    is_additive: bool = False
-    #: whether the scores are sums of the output's numbers with weights that are frozen with the case
-    is_linear: bool = False
 
     @abstractmethod
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
