@@ -273,6 +273,7 @@ class PerturbationInferer(Inferer):
 
     def _targets_of(self, job: Job, split: SplitInputs, cases: Sequence[Case]) -> list[BoundTarget]:
         """The target, bound to the network's output of each case's unperturbed image alone."""
+        self.inputs.check_inferer(split, self.inferer)
         forward = self.forward(job.network, job.args, job.kwargs)
         outputs = (output_alone(forward, split, i, case, self.mask_batch_size) for i, case in enumerate(cases))
         return [bound_target(self.target, output, case) for output, case in zip(outputs, cases, strict=True)]

@@ -130,6 +130,10 @@ class AutoTarget(Target):
         self.scale = None if scale is None else check_option("scale", scale, SCALES)
         self.against = None if against is None else whole_number("against", against, 0)
 
+    @property
+    def path(self) -> tuple[str | int, ...] | None:  # type: ignore[override]
+        return self.output
+
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         choice = self.choose(reference_output, case)
         if self.against is not None and not isinstance(choice.target, ClassScore):
@@ -295,7 +299,7 @@ class _BoundChoice(BoundTarget):
         self.choice = choice
         self.bound = bound
         self.labels = bound.labels
-        self.additive, self.linear = bound.additive, bound.linear
+        self.additive, self.linear, self.path = bound.additive, bound.linear, choice.path
         self.channels_read = bound.channels_read if choice.assumed != _PROBABILITIES else None
         if choice.assumed == _PROBABILITIES:
             self.if_nan = (

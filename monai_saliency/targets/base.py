@@ -71,6 +71,7 @@ class BoundTarget(ABC):
         channels_read: the output channels that the scores depend on, ascending; None for all.
         additive: whether the scores are the sum of the :meth:`contribution` of boxes.
         linear: whether the scores are sums of the output's numbers with weights that are frozen with the case.
+        path: keys and indices of the part of the output that the target reads, where it chooses one itself.
         vouch: numbers ``(V,)`` of the output for the unperturbed image, to recognise stored scores; None
             where the scores of that image do this. A target whose own reference scores the same for every image
             sets it, by :func:`digits`.
@@ -81,6 +82,7 @@ class BoundTarget(ABC):
     channels_read: Sequence[int] | None = None
     additive: bool = False
     linear: bool = False
+    path: Sequence[str | int] | None = None
     vouch: torch.Tensor | None = None
     if_nan: str = "check the network's weights and the preprocessing of this case"
 
@@ -120,6 +122,9 @@ class Target(ABC):
     """The settings of a target. A subclass implements :meth:`bind`."""
 
     __repr__ = written
+
+    #: as :attr:`BoundTarget.path`, where settings give it
+    path: Sequence[str | int] | None = None
 
     @abstractmethod
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
