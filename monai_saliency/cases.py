@@ -87,11 +87,25 @@ class Case:
         bool ``(1, *spatial)`` then.
         """
         missing = {name: value for name, value in _of_meta(images, index).items() if getattr(self, name) is None}
-        try:
-            within = None if self.within is None else _part(self.within, image)
-        except ValueError as error:
-            raise CaseError(self.name, str(error)) from error
+        within = None if self.within is None else self._part(image)
         return replace(self, image=image, index=index, within=within, **missing)
+
+    def _part(self, image: torch.Tensor) -> torch.Tensor:
+        """The voxels of ``within``, bool ``(1, *spatial)``."""
+        part, shape = plain(self.within), (1, *image.shape[1:])
+        if _is_box(part) and len(part[0]) == len(part[1]) == image.ndim - 1:
+            box = tuple(map(slice, *np.clip(part, 0, None)))
+            part = torch.zeros(shape)
+            part[(0, *box)] = 1
+        if not isinstance(part, (torch.Tensor, np.ndarray)) or part.shape != shape:
+            words = f"`within` must be a mask {shape} on the image's grid, or a box (start, end) in its voxels"
+            raise CaseError(self.name, f"{words}, got {part if _is_box(part) else shape_in_words(part)}")
+        part = torch.as_tensor(part, device=image.device)
+        if not torch.equal(part, part.round() if part.is_floating_point() else part):
+            raise CaseError(self.name, "`within` has values between whole numbers: resample it by mode='nearest'")
+        if not bool(part.any()):
+            raise CaseError(self.name, "`within` has no voxel of the image, so there is nothing to explain")
+        return part != 0
 
 
 def _of_meta(images: torch.Tensor, index: int) -> dict[str, Any]:
@@ -106,30 +120,6 @@ def _of_meta(images: torch.Tensor, index: int) -> dict[str, Any]:
 def _is_box(within: Any) -> bool:
     """Whether a part of an image is given as a box: where it starts and where it ends along each axis."""
     return isinstance(within, (list, tuple)) and len(within) == 2 and all(np.ndim(side) == 1 for side in within)
-
-
-def _part(within: Any, image: torch.Tensor) -> torch.Tensor:
-    """The voxels of a part of an image ``(C, *spatial)``, bool ``(1, *spatial)``; ValueError where there are none."""
-    expected, given = (1, *image.shape[1:]), plain(within)
-    if _is_box(given) and all(len(side) == image.ndim - 1 for side in given):
-        part = torch.zeros(expected, dtype=torch.bool, device=image.device)
-        part[(0, *(slice(max(0, int(start)), max(0, int(end))) for start, end in zip(*given, strict=True)))] = True
-    elif isinstance(given, (torch.Tensor, np.ndarray)) and tuple(given.shape) == expected:
-        values = torch.as_tensor(given, device=image.device)
-        part = values != 0
-        if not bool((values == values.round()).all() if values.is_floating_point() else True):
-            raise ValueError(
-                "`within` has values that are not whole numbers, as after linear resampling: resample it by "
-                "mode='nearest', or give a mask such as values > 0.5"
-            )
-    else:
-        raise ValueError(
-            f"`within` must be a mask {expected} on the image's grid, or a box (start, end) with {image.ndim - 1} whole "
-            f"numbers each, got {given if isinstance(given, (list, tuple)) else shape_in_words(given)}"
-        )
-    if not bool(part.any()):
-        raise ValueError("`within` has no voxel of the image, so there is nothing to explain")
-    return part
 
 
 def cases_of(

@@ -45,22 +45,17 @@ class Masks(ABC):
     Attributes:
         by_region: whether masks hide whole regions, so that a map is flat in each region.
         needs_labels: whether these are the regions of the case's label map, which :meth:`bind` needs then.
+        follows_target: whether masks depend on the target that is bound to the case, see :meth:`for_scores`.
     """
 
     __repr__ = written
 
     by_region: bool = False
     needs_labels: bool = False
-
-    @property
-    def follows_target(self) -> bool:
-        """Whether masks depend on how a case's scores are made of the output, see :meth:`for_scores`."""
-        return False
+    follows_target: bool = False
 
     def for_scores(self, additive: bool, linear: bool) -> Masks:
-        """The masks for a target that is bound: whether its scores are sums over voxels of the output, and whether they
-        are linear in it.
-        """
+        """The masks for scores that are sums over voxels of the output, or linear in it, or not."""
         return self
 
     @abstractmethod

@@ -54,9 +54,7 @@ class CoalitionMasks(Masks):
         regions: makes the regions, as for :class:`~monai_saliency.masks.RegionMasks`; by default the case's label map.
         background: whether the voxels of label 0 are a player; otherwise they are always kept.
         per_channel: whether each channel of each region is a player, and each channel has its own map.
-        inferer: the sliding-window inferer that runs the network.
-        additive: whether the score is a sum over voxels of the output; otherwise ``inferer`` does not count. In an
-            explanation this and ``linear`` are read from the target that is bound to the case.
+        inferer: the sliding-window inferer that runs the network, if the score is a sum over voxels of the output.
         linear: whether that score is linear in the output: then only players inside one patch meet.
 
     Raises:
@@ -88,7 +86,6 @@ class CoalitionMasks(Masks):
         per_channel: bool = False,
         inferer: SlidingWindowInferer | None = None,
         linear: bool = False,
-        additive: bool = True,
     ) -> None:
         if num_coalitions is not None:
             num_coalitions = whole_number("num_coalitions", num_coalitions, 1)
@@ -97,15 +94,12 @@ class CoalitionMasks(Masks):
         self.regions, self.needs_labels = check_regions(regions)
         self.background = flag("background", background)
         self.per_channel = flag("per_channel", per_channel)
-        self.inferer, self.linear, self.additive = inferer, linear, additive
-
-    @property
-    def follows_target(self) -> bool:
-        return self.inferer is not None
+        self.inferer, self.linear = inferer, linear
+        self.follows_target = inferer is not None
 
     def for_scores(self, additive: bool, linear: bool) -> CoalitionMasks:
         masks = copy.copy(self)
-        masks.additive, masks.linear = additive, linear
+        masks.inferer, masks.linear = self.inferer if additive else None, linear
         return masks
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundCoalitionMasks:
@@ -141,16 +135,15 @@ class BoundCoalitionMasks(BoundRegionMasks):
         self.players += self.numbers
         count, players = masks.num_coalitions, len(self.players)
         cells, most = [list(range(players))], _MOST_COALITIONS
-        cuts = masks.inferer if masks.additive else None
-        if cuts is not None:
-            boxes, most = PatchGrid(cuts, self.spatial_shape).boxes, _MOST_ON_PATCHES
+        if masks.inferer is not None:
+            boxes, most = PatchGrid(masks.inferer, self.spatial_shape).boxes, _MOST_ON_PATCHES
             present = np.zeros((len(boxes), players), dtype=bool)
             for row, box in zip(present, boxes, strict=True):
                 row[self._inside(box)] = True
             cells = players_that_meet(present, boxes, masks.linear)
         if found := meetings(cells, players, count or most):
             self.coalitions, self.meetings = found
-        elif count is None and cuts is None:
+        elif count is None and masks.inferer is None:
             raise ValueError(
                 f"all coalitions are scored of at most 14 players, and there are {players}: give `num_coalitions` for "
                 f"an estimate, such as {10 * players + 1}, or have fewer players (a smaller `num_supervoxels`, labels "

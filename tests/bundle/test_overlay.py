@@ -109,7 +109,9 @@ def test_label_maps_of_the_batch(tmp_path: Path) -> None:
         assert np.all(saliency[organs == 0] == 0)
         assert len(np.unique(saliency[organs == 8])) == 1
     # As the part that is perturbed, by whatever method: its other key makes other rows.
-    Overlay(tmp_path / "part", method="sliding_window", window_size=4, within_key="organs", picture=False).explain(parser)
+    Overlay(tmp_path / "part", method="sliding_window", window_size=4, within_key="organs", picture=False).explain(
+        parser
+    )
     for case in "01":
         saliency = nib.load(tmp_path / "part" / f"{case}_saliency.nii.gz").get_fdata()
         assert np.all(saliency[organs == 0] == 0)

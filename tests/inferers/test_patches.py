@@ -395,8 +395,8 @@ class Several(torch.nn.Module):
     ("form", "path"),
     [
         (lambda output: [output * 0, output], 1),
-        (lambda output: (output, output.mean((2, 3))), 0),
-        (lambda output: {"head": [output, output * 0]}, ("head", 0)),
+        (lambda output: (output, output * 0), (0,)),
+        (lambda output: {"head": output, "other": output * 0}, "head"),
         (lambda output: output, None),
     ],
     ids=["list", "tuple", "dictionary", "tensor"],

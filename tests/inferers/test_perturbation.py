@@ -58,7 +58,9 @@ def test_nothing_outside_is_hidden_or_coloured(name: str) -> None:
             assert bool((found.standard_error[:, ~PART[0]] == 0).all())
 
 
-@pytest.mark.parametrize("fill", [ms.InpaintFill(), ms.BlurFill(2.0), ms.fills.AutoFill()], ids=["inpaint", "blur", "auto"])
+@pytest.mark.parametrize(
+    "fill", [ms.InpaintFill(), ms.BlurFill(2.0), ms.fills.AutoFill()], ids=["inpaint", "blur", "auto"]
+)
 def test_fills(fill: Any) -> None:
     explain, network = ms.rise(20, 3, fill=fill, target=ms.RegressionScore(0)), Seen()
     if isinstance(fill, ms.fills.AutoFill):
@@ -97,7 +99,11 @@ def test_a_region_outside_is_worth_nothing() -> None:
 
 @pytest.mark.parametrize(
     "within",
-    [BOX, tuple(map(np.array, BOX)), generate_spatial_bounding_box(torch.nn.functional.pad(torch.ones(1, 5, 5), (2, 1, 1, 2)))],
+    [
+        BOX,
+        tuple(map(np.array, BOX)),
+        generate_spatial_bounding_box(torch.nn.functional.pad(torch.ones(1, 5, 5), (2, 1, 1, 2))),
+    ],
 )
 def test_a_box_is_its_mask(within: Any) -> None:
     mask = torch.zeros(1, 8, 8)
