@@ -15,7 +15,7 @@ from monai.utils import ImageMetaKey
 from monai_saliency.errors import CaseError
 from monai_saliency.utils.affines import image_affine, image_spacing
 from monai_saliency.utils.arguments import written
-from monai_saliency.utils.tensors import plain, shape_in_words
+from monai_saliency.utils.tensors import Box, everywhere, plain, shape_in_words
 
 __all__ = ["Case", "Number", "case_name", "cases_of", "image_file", "with_own_meta"]
 
@@ -94,9 +94,9 @@ class Case:
         """The voxels of ``within``, bool ``(1, *spatial)``."""
         part, shape = plain(self.within), (1, *image.shape[1:])
         if _is_box(part) and len(part[0]) == len(part[1]) == image.ndim - 1:
-            box = tuple(map(slice, *np.clip(part, 0, None)))
+            box: Box = tuple(map(slice, *np.clip(part, 0, None).tolist()))
             part = torch.zeros(shape)
-            part[(0, *box)] = 1
+            part[everywhere(box)] = 1
         if not isinstance(part, (torch.Tensor, np.ndarray)) or part.shape != shape:
             words = f"`within` must be a mask {shape} on the image's grid, or a box (start, end) in its voxels"
             raise CaseError(self.name, f"{words}, got {part if _is_box(part) else shape_in_words(part)}")

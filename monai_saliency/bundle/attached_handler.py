@@ -209,10 +209,10 @@ class AttachedHandler(SaliencyHandler):
         value = item.get(self.image_key, image)
         item[self.image_key] = value if isinstance(value, MetaTensor) else MetaTensor(value)
         item["case"] = self._placement.name(item, place)
-        for name, place in (("label_key", self.label_key), ("within_key", self.within_key)):
-            key = getattr(self.settings, name)
+        for setting, place in (("label_key", self.label_key), ("within_key", self.within_key)):
+            key = getattr(self.settings, setting)
             if key is not None and not isinstance(item.get(key), torch.Tensor):
-                raise ValueError(f"the batch has no label map under `saliency_{name}` {key!r}, but {_keys_of(item)}")
+                raise ValueError(f"the batch has no label map under `saliency_{setting}` {key!r}, but {_keys_of(item)}")
             item |= {} if key is None else {place: item[key]}
         if self.image_key != CommonKeys.LABEL:
             # The summary reads a label from its file.
@@ -222,7 +222,8 @@ class AttachedHandler(SaliencyHandler):
 
     def _case_of(self, item: Item, prediction: Any = None) -> Case:
         # Items of the loader's dataset, on which methods or fills are tried, have not been through `_case`.
-        for place, key in (self.label_key, self.settings.label_key), (self.within_key, self.settings.within_key):
+        keys = ((self.label_key, self.settings.label_key), (self.within_key, self.settings.within_key))
+        for place, key in keys:
             if place is not None:
                 item.setdefault(place, item.get(key))
         return super()._case_of(item, prediction)
