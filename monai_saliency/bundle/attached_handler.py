@@ -209,11 +209,11 @@ class AttachedHandler(SaliencyHandler):
         value = item.get(self.image_key, image)
         item[self.image_key] = value if isinstance(value, MetaTensor) else MetaTensor(value)
         item["case"] = self._placement.name(item, place)
-        for setting, place in (("label_key", self.label_key), ("within_key", self.within_key)):
+        for setting, own in (("label_key", self.label_key), ("within_key", self.within_key)):
             key = getattr(self.settings, setting)
             if key is not None and not isinstance(item.get(key), torch.Tensor):
                 raise ValueError(f"the batch has no label map under `saliency_{setting}` {key!r}, but {_keys_of(item)}")
-            item |= {} if key is None else {place: item[key]}
+            item |= {} if key is None else {own: item[key]}
         if self.image_key != CommonKeys.LABEL:
             # The summary reads a label from its file.
             file = input_file(item.get(CommonKeys.LABEL))
