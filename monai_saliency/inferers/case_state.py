@@ -12,7 +12,7 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError, NothingToExplain, SettingError
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.inferers.explanation import Explanation, joined
+from monai_saliency.inferers.explanation import Explanation, inside, joined
 from monai_saliency.inferers.perturbation import HIDDEN, Perturbation
 from monai_saliency.inferers.score_watch import ScoreWatch
 from monai_saliency.masks.base import BoundMasks, Observed
@@ -188,7 +188,7 @@ class CaseState:
             noise = [estimator.noise(observed, self.rounding) for observed in search.observed]
         return Explanation(
             name=self.case.name,
-            saliency=torch.cat(maps),
+            saliency=inside(torch.cat(maps), self.case.within),
             scores=search.scores,
             ids=search.ids,
             reference_scores=search.reference_scores,
@@ -201,6 +201,7 @@ class CaseState:
             estimator=estimator,
             stopped=stopped,
             hidden_scores=self.hidden_scores,
+            within=self.case.within,
         )
 
 

@@ -21,7 +21,7 @@ from monai.inferers import Inferer, SliceInferer
 from monai_saliency.errors import CaseError, SettingError
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath, check_rows, in_parts, read
-from monai_saliency.utils.monai_private import tensor_version
+from monai_saliency.utils.monai_private import tensor_version, tree_leaves
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Forward:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     autocast: Mapping[str, Any] | None = None
+    seed: int | None = None
 
     def images(
         self,
@@ -77,7 +78,7 @@ class Forward:
 
         def call(part: torch.Tensor, values: Mapping[Any, torch.Tensor]) -> Any:
             with self._cast(part):
-                return self.inputs.run(infer, self.network, part, partial(split.take_apart, values=values))
+                return self.inputs.run(infer, self._seeded(), part, partial(split.take_apart, values=values))
 
         output = self._run(batch, split.values_of(counts, len(batch), hidden), call)
         try:
@@ -95,10 +96,14 @@ class Forward:
         def call(part: torch.Tensor, values: Mapping[Any, torch.Tensor]) -> Any:
             with self._cast(part):
                 if isinstance(self.inferer, SliceInferer):  # its network takes no further arguments
-                    return self.inferer.network_wrapper(self.network, part)
-                return self.network(part, *self.args, **self.kwargs)
+                    return self.inferer.network_wrapper(self._seeded(), part)
+                return self._seeded()(part, *self.args, **self.kwargs)
 
         return self._run(batch, {}, call)
+
+    def _seeded(self) -> Callable[..., Any]:
+        """The network; with a seed, each call draws the same random numbers, and the caller's generators stay."""
+        return self.network if self.seed is None else partial(_call_seeded, self.network, self.seed)
 
     def autocast_dtype(self, image: torch.Tensor) -> torch.dtype | None:
         """The type of ``torch.autocast`` around the network for images like this one; None where nothing is cast."""
@@ -139,6 +144,15 @@ class Forward:
         if self.autocast is None or not batch.is_cuda:
             return nullcontext()
         return torch.autocast("cuda", **self.autocast)
+
+
+def _call_seeded(network: Callable[..., Any], seed: int, *inputs: Any, **others: Any) -> Any:
+    tensors = (each for each in tree_leaves((inputs, others)) if isinstance(each, torch.Tensor))
+    devices = sorted({each.device.index for each in tensors if each.is_cuda})
+    with torch.random.fork_rng(devices):
+        for generator in (torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)):
+            generator.manual_seed(seed)
+        return network(*inputs, **others)
 
 
 def _given_to(network: Any, batch: torch.Tensor) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ from monai_saliency.inferers.perturbation import HIDDEN
 from monai_saliency.inferers.row_check import RowCheck, RowsDepend, run_alone, say_once
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.networks.inputs import TensorInput
-from monai_saliency.networks.outputs import read
+from monai_saliency.networks.outputs import placed, read
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import everywhere
 from monai_saliency.utils.timing import stage
@@ -96,7 +97,11 @@ class RememberedPatches:
     def __init__(self, forward: Forward, states: Sequence[CaseState], limits: PatchMemory) -> None:
         inferer: Any = forward.inferer
         image = states[0].case.image
-        self.forward, self.states = forward, states
+        path = states[0].unbound_target.path
+        if path is not None:  # all that is read, of a prediction too
+            outside = forward.output
+            forward = replace(forward, output=lambda output: placed(read(read(output, outside), path), path))
+        self.forward, self.states, self.path = forward, states, path
         self.grid = PatchGrid(inferer, image.shape[1:])
         self.padding = {"mode": str(inferer.padding_mode), "value": inferer.cval}
         self.network_device = torch.device(inferer.sw_device or image.device)
@@ -221,7 +226,7 @@ class RememberedPatches:
                 raise _NotExact("the network's output of the unperturbed image is not finite everywhere")
             if cancels(volume):
                 raise _NotExact("the network masks voxels by values so large that others are lost in their rounding")
-            state.bind(volume)
+            state.bind(placed(volume, self.path))
             state.per_prediction = self.num_patches
             state.forwards_here += self.num_patches
             cases.append(CasePatches(state, sums, self.weight_sum, volume, self.grid, index * self.num_patches))
@@ -244,7 +249,8 @@ class RememberedPatches:
         outputs = chain.from_iterable(self._forward([(index, HIDDEN, patch) for patch in part]) for part in parts)
         for patch, output in zip(patches, repeat(next(outputs)) if alike and run else outputs, strict=False):
             sums[everywhere(self.grid.boxes[patch])] += output.to(self.device)
-        state.hidden_scores = state.target((sums / self.weight_sum)[None])[0].clone()
+        hidden = placed((sums / self.weight_sum)[None], self.path)
+        state.hidden_scores = state.target(hidden)[0].clone()
 
     def _sums(self, keep: OutputMemory) -> Iterator[torch.Tensor]:
         """The weighted sums ``(C, *spatial)`` of all patches of each unperturbed image; their outputs are kept."""
@@ -265,7 +271,7 @@ class RememberedPatches:
         """The part of the network's output of patches that is explained, one tensor ``(n, C, *roi_size)``."""
         output = self.forward.patches(patches.to(self.network_device))
         try:
-            output = read(output, self.forward.output)
+            output = read(read(output, self.forward.output), self.path)
         except ValueError as error:
             raise _NotExact(str(error)) from error
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():

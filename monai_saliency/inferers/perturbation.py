@@ -31,6 +31,7 @@ class Perturbation:
         fill_of: makes fills ``(n, C, *spatial)`` of the image ``(1, C, *spatial)`` and masks, where they depend on
             these; else None.
         search: the masks.
+        part: the voxels that masks may hide, bool ``(1, *spatial)``; None for all. Masks are 1 everywhere else.
     """
 
     def __init__(
@@ -40,9 +41,13 @@ class Perturbation:
         fill: Tensor,
         fill_of: Callable[[Tensor, Tensor], Tensor] | None,
         search: CaseSearch,
+        part: Tensor | None = None,
     ) -> None:
+        if part is not None:
+            whole = fill if fill_of is None else fill_of(image[None], (~part)[None].to(image))[0].to(image)
+            fill = torch.where(part, whole, image)
         self.image, self.held, self.fill, self.fill_of = image, held, fill, fill_of
-        self.search = search
+        self.search, self.part = search, part
         self.is_finite = finite_between(fill, image)  # whether each voxel has a finite distance to its fill
         self._group: tuple[int, Tensor, Tensor] | None = None  # the first row, the masks and the fills of a group
 
@@ -62,6 +67,10 @@ class Perturbation:
     def unperturbed(self) -> Tensor:
         """The image as the network gets it, ``(1, C + H, *spatial)``."""
         return torch.cat([self.image, self.held])[None]
+
+    def inside(self, images: Tensor) -> Tensor:
+        """Changed images ``(n, C, *spatial)`` with the unperturbed image outside of the part."""
+        return images if self.part is None else torch.where(self.part, images, self.image)
 
     def write(self, start: int, stop: int, out: Tensor, box: Box | None = None) -> None:
         """Write rows [start, stop), or their part inside a box, to ``out``, ``(rows, C + H, *spatial)``."""
@@ -86,6 +95,8 @@ class Perturbation:
         ids = self.ids(start, stop)
         # Foreign masks need not know boxes.
         masks = self.masks.render(ids) if box is None else self.masks.render(ids, box=box)
+        if self.part is not None:
+            masks = torch.where(self.part if box is None else self.part[everywhere(box)], masks, 1.0)
         return masks.to(self.image.dtype)
 
     def _masks_and_fills(self, start: int, stop: int) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -35,7 +35,10 @@ _NOT_PREDICTED = (
     "list or behind a function)"
 )
 _NOT_FIXED = "the network gives no fixed output: {}"
-_SUPPOSED = "Such a network draws random numbers (a dropout that is left on), or keeps something from call to call"
+_SUPPOSED = (
+    "Such a network draws random numbers (a dropout that is left on), or keeps something from call to call. If it is "
+    "random on purpose, give seed_network=0"
+)
 
 
 class RowsDepend(CaseError):
@@ -142,7 +145,7 @@ class RowCheck:
 
     def _predicted(self, state: CaseState) -> Seen | None:
         """The evaluator's prediction for a case; None if it is unknown, or if the target cannot read it."""
-        if state.case.prediction is None:
+        if state.case.prediction is None or self.forward.seed is not None:  # a prediction is another random draw
             return None
         try:
             output = read(state.case.prediction, self.forward.output)

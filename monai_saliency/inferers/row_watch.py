@@ -42,7 +42,7 @@ class RowWatch:
         self.forward, self.states, self.batch, self.run = forward, states, batch, run
         self.check = RowCheck(forward, states, f"in a batch of {len(batch)}" if len(batch) > 1 else "")
         target = repr(states[0].unbound_target)  # a function's own may mix rows
-        ways = type(forward.inferer), repr(forward.output), forward.autocast_dtype(batch)
+        ways = type(forward.inferer), repr(forward.output), forward.autocast_dtype(batch), forward.seed
         self._kind = "rows", tuple(batch.shape), batch.dtype, str(batch.device), target, ways
         self._is_first = self._kind not in known_of(forward.network)
         self._last: int | None = None  # the last case that had a batch after its first one

@@ -32,8 +32,9 @@ def note_origin(states: Sequence[CaseState], deciding: Mapping[str, Any], networ
         case = state.case
         labels = None if case.labels is None else plain(case.labels).cpu()
         held = plain(state.images.held).cpu()
-        image = [plain(case.image).cpu(), held, labels, case.spacing] if with_images else None
-        state.made_by = {**shared, "the image, label map, voxel sizes or held inputs": _hash(image)}
+        within = None if case.within is None else case.within.cpu()
+        image = [plain(case.image).cpu(), held, labels, case.spacing, within] if with_images else None
+        state.made_by = {**shared, "the image, label map, voxel sizes, `within` or held inputs": _hash(image)}
 
 
 def _hash(value: Any) -> str | None:

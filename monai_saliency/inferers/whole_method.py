@@ -82,6 +82,7 @@ class WholeMethodRun:
         """The part of the network's output of images ``(n, C, *spatial)`` that is explained."""
         held = self.state.images.held
         held = held[None].expand(len(batch), *held.shape)
+        batch = self.state.images.inside(batch)
         counts = [(self.index, len(batch))]
         return (forward or self.forward).images(torch.cat([batch, held], dim=1), self.split, counts, self.name)
 

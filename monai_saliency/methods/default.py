@@ -15,7 +15,7 @@ from monai_saliency.methods.settings import Method, find_method
 
 __all__ = ["explain"]
 
-_OF_CALL = ("labels", "spacing", "names", "cases")
+_OF_CALL = ("labels", "spacing", "names", "within", "cases")
 
 
 def explain(
@@ -36,7 +36,8 @@ def explain(
             ``against`` may be given here, too.
         method: a function such as ``ms.rise``, its name, or the dotted path of your own function.
         settings: of the method, such as ``num_masks`` and ``fill`` (a fill, a number, or a name such as ``"mean"``);
-            and ``labels``, ``spacing``, ``names``, ``cases`` of :meth:`~monai_saliency.PerturbationInferer.explain`.
+            and ``labels``, ``spacing``, ``names``, ``within`` and ``cases`` of
+            :meth:`~monai_saliency.PerturbationInferer.explain`.
 
     Returns:
         ``(B, K, *spatial)``: K maps for each image, one for each explained score, in the score's unit.

@@ -36,6 +36,13 @@ def read(output: Any, path: OutputPath | None) -> Any:
     return part
 
 
+def placed(part: Any, path: Sequence[str | int] | None) -> Any:
+    """An output that has nothing but a part, where :func:`read` reads it by its path."""
+    for step in reversed(path or ()):
+        part = {step: part}
+    return part
+
+
 def check_rows(output: Any, count: int) -> None:
     """Refuse an output, or a part of one, that does not have one row for each of ``count`` images."""
     parts = list(_leaves(output, count))

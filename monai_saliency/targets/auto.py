@@ -28,6 +28,7 @@ from monai_saliency.targets.base import ACTIVATIONS, SCALES, Quantity, in_unit_i
 from monai_saliency.targets.postprocessing import Reading
 from monai_saliency.targets.regions import Labels
 from monai_saliency.utils.arguments import check_option, indices_or_word, whole_number
+from monai_saliency.utils.tensors import Box, columns
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +129,10 @@ class AutoTarget(Target):
             self.output = (output,) if isinstance(output, (str, int)) else tuple(output)
         self.scale = None if scale is None else check_option("scale", scale, SCALES)
         self.against = None if against is None else whole_number("against", against, 0)
+
+    @property
+    def path(self) -> tuple[str | int, ...] | None:  # type: ignore[override]
+        return self.output
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         choice = self.choose(reference_output, case)
@@ -294,6 +299,8 @@ class _BoundChoice(BoundTarget):
         self.choice = choice
         self.bound = bound
         self.labels = bound.labels
+        self.additive, self.linear, self.path = bound.additive, bound.linear, choice.path
+        self.channels_read = bound.channels_read if choice.assumed != _PROBABILITIES else None
         if choice.assumed == _PROBABILITIES:
             self.if_nan = (
                 f"the network's output of the unperturbed image was read as {_PROBABILITIES}, and another image's is "
@@ -304,10 +311,21 @@ class _BoundChoice(BoundTarget):
     def __call__(self, output: Any) -> torch.Tensor:
         part = read(output, self.choice.path)
         scores = self.bound(part)
+        return self._checked(scores, part)
+
+    def _checked(self, scores: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         if self.choice.assumed != _PROBABILITIES:
             return scores
         # NaN fails the case later, when scores are on the host: a check here would wait for the device.
         return scores.masked_fill(~rows_sum_to_one(part, _SUMS_TO_ONE)[:, None], math.nan)
+
+    def reach(self) -> torch.Tensor | None:
+        return self.bound.reach()
+
+    def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
+        channels = self.bound.channels_read
+        own = output if channels == self.channels_read else columns(output, channels or ())
+        return self._checked(self.bound.contribution(own, box), output)
 
     def describe(self) -> dict[str, Any]:
         described, by_threshold = self.bound.describe(), self.choice.prediction

@@ -70,6 +70,8 @@ class BoundTarget(ABC):
         labels: what each of the K scores is: the index of a class or channel, or a description.
         channels_read: the output channels that the scores depend on, ascending; None for all.
         additive: whether the scores are the sum of the :meth:`contribution` of boxes.
+        linear: whether the scores are sums of the output's numbers with weights that are frozen with the case.
+        path: keys and indices of the part of the output that the target reads, where it chooses one itself.
         vouch: numbers ``(V,)`` of the output for the unperturbed image, to recognise stored scores; None
             where the scores of that image do this. A target whose own reference scores the same for every image
             sets it, by :func:`digits`.
@@ -80,6 +82,8 @@ class BoundTarget(ABC):
     labels: Sequence[int | str]
     channels_read: Sequence[int] | None = None
     additive: bool = False
+    linear: bool = False
+    path: Sequence[str | int] | None = None
     vouch: torch.Tensor | None = None
     nothing: str = ""
     if_nan: str = "check the network's weights and the preprocessing of this case"
@@ -133,10 +137,8 @@ class Target(ABC):
 
     __repr__ = written
 
-    #: whether :attr:`BoundTarget.additive` holds for every case, as is known before one is seen
-    is_additive: bool = False
-    #: whether the scores are sums of the output's numbers with weights that are frozen with the case
-    is_linear: bool = False
+    #: as :attr:`BoundTarget.path`, where settings give it
+    path: Sequence[str | int] | None = None
 
     def of_image(self, index: int, count: int) -> Target:
         """The target of one of the ``count`` images of a batch: the same for all, by default."""

@@ -217,8 +217,6 @@ class RegionScore(_SegmentationTarget):
     ) -> None:
         super().__init__(channel, activation, region, label_values=label_values)
         self.scale = check_option("scale", scale, SCALES)
-        self.is_additive = self.scale == "probability"
-        self.is_linear = self.is_additive and self.activation == "none"
         self.components = None if components is None else whole_number("components", components, 1)
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
@@ -233,9 +231,10 @@ class RegionScore(_SegmentationTarget):
     def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str) -> BoundTarget:
         if self.components is not None:
             where = f"a component of {where}"
-        if not self.is_additive:
+        in_log_odds = self.scale == "log_odds"
+        if in_log_odds:
             check_probabilities(_BoundRegionScore(parts, self.activation, output, where)(output))
-        return _BoundRegionScore(parts, self.activation, output, where, in_log_odds=not self.is_additive)
+        return _BoundRegionScore(parts, self.activation, output, where, in_log_odds)
 
 
 class _BoundRegions(BoundTarget):
@@ -270,6 +269,7 @@ class _BoundRegionScore(_BoundRegions):
         super().__init__(parts, activation, reference, where)
         self.in_log_odds = in_log_odds
         self.additive = not in_log_odds
+        self.linear = self.additive and activation == "none"
         # A softmax reads all channels; the other activations read only the explained ones.
         self.channels_read = None if activation == "softmax" else sorted(set(self.channels))
 

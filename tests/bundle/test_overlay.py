@@ -109,6 +109,15 @@ def test_label_maps_of_the_batch(tmp_path: Path) -> None:
         saliency = nib.load(tmp_path / "maps" / f"{case}_saliency.nii.gz").get_fdata()
         assert np.all(saliency[organs == 0] == 0)
         assert len(np.unique(saliency[organs == 8])) == 1
+    # As the part that is perturbed, by whatever method: its other key makes other rows.
+    Overlay(tmp_path / "part", method="sliding_window", window_size=4, within_key="organs", picture=False).explain(
+        parser
+    )
+    for case in "01":
+        saliency = nib.load(tmp_path / "part" / f"{case}_saliency.nii.gz").get_fdata()
+        assert np.all(saliency[organs == 0] == 0)
+        assert len(np.unique(saliency[organs != 0])) > 2
+    assert '"within": "saliency_within_organs"' in (tmp_path / "part" / "summary.settings.json").read_text()
 
 
 def test_our_own_bundle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from monai.inferers import SimpleInferer, SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.engines import CohortEvaluator
+from monai_saliency.inferers.cohort_explainer import CohortExplainer
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.networks import Ensemble, accelerated
 from monai_saliency.storage.score_store import ScoreStore
@@ -413,3 +414,72 @@ def test_attach(tmp_path: Path) -> None:
     (failed,) = handler.failures.rows
     assert "not what was predicted" in failed["error"]
     assert "in training mode (call .eval(), also on networks in a list" in failed["error"]
+
+
+class Dropped(torch.nn.Module):
+    """Dropout on purpose, also in evaluation mode: MC dropout."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(images, 0.5, training=True).flatten(2).sum(2)
+
+
+class TestSeedNetwork:
+    """Networks that are random on purpose."""
+
+    IMAGE = torch.rand(1, 1, 4, 4, dtype=torch.float64) + 0.5
+
+    @pytest.mark.parametrize("size", [1, 4])
+    def test_each_image_gets_the_same_draw(self, size: int, caplog: pytest.LogCaptureFixture) -> None:
+        """A window's fall is twice its voxel where the draw of the seed keeps it; the caller's generator stays."""
+        explain = ms.sliding_window(1, target=ms.RegressionScore(0), mask_batch_size=size, progress=False)
+        with pytest.raises(ValueError, match="seed_network=0"):
+            explain.replace(mask_batch_size=1).explain(self.IMAGE, Dropped())
+        before = torch.get_rng_state()
+        (found,) = explain.replace(seed_network=7).explain(self.IMAGE, Dropped())
+        assert torch.equal(torch.get_rng_state(), before)
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            drawn = torch.nn.functional.dropout(self.IMAGE, 0.5, training=True)
+        assert_close(found.saliency, drawn[0])
+        assert 0 < int((drawn == 0).sum()) < 16
+        assert ("one at a time" in caplog.text) == (size > 1)
+
+    def test_under_a_sliding_window(self) -> None:
+        """The draw is by patch, so patches one by one, remembered or not, are the same."""
+        inferer = SlidingWindowInferer((2, 2))
+
+        def network(images: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.dropout(images, 0.5, training=True)
+
+        target = ms.RegionScore(0, "none", "all")
+        explain = ms.sliding_window(1, target=target, inferer=inferer, seed_network=7, progress=False)
+        (found,) = explain.explain(self.IMAGE, network)
+        (whole,) = explain.replace(patch_memory=False).explain(self.IMAGE, network)
+        assert found.per_prediction > 1
+        assert_close(found.saliency, whole.saliency)
+        assert bool(found.saliency.any())
+
+    def test_it_decides_scores(self, tmp_path: Path) -> None:
+        forwards = []
+        for seed in (1, 2, 1):
+            explain = ms.sliding_window(1, target=ms.RegressionScore(0), mask_batch_size=1, seed_network=seed)
+            found: list[Any] = []
+            CohortExplainer(explain, Dropped(), ScoreStore(tmp_path)).explain(self.IMAGE, [ms.Case("a")], found.append)
+            forwards.append(found[0].explanation.num_forwards)
+        assert forwards == [17, 17, 1]
+
+    def test_the_derivative_is_of_the_same_draw(self) -> None:
+        explain = ms.integrated_gradients(steps=3, target=ms.RegressionScore(0), seed_network=7)
+        (found,) = explain.explain(self.IMAGE, Dropped())
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            assert_close(found.saliency, torch.nn.functional.dropout(self.IMAGE, 0.5, training=True)[0])
+
+    @pytest.mark.cuda
+    def test_on_a_gpu(self) -> None:
+        before = torch.cuda.get_rng_state()
+        explain = ms.sliding_window(1, target=ms.RegressionScore(0), seed_network=7)
+        first, second = (explain.explain(self.IMAGE.cuda(), Dropped())[0].saliency for _ in range(2))
+        assert torch.equal(first, second)
+        assert bool(first.any())
+        assert torch.equal(torch.cuda.get_rng_state(), before)
