@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from monai.utils import OptionalImportError
 
-__all__ = ["AdviceError", "CaseError", "OutputError", "SettingError", "as_case_error", "root_cause"]
+__all__ = [
+    "AdviceError",
+    "CaseError",
+    "NothingToExplain",
+    "OutputError",
+    "SettingError",
+    "as_case_error",
+    "root_cause",
+]
 
 
 class AdviceError(ValueError):
@@ -32,6 +40,10 @@ class CaseError(ValueError):
     def __reduce__(self) -> tuple[type[CaseError], tuple[str, str]]:
         # Worker processes send exceptions by pickle, which would call the class with the message alone.
         return type(self), (self.case, self.problem)
+
+
+class NothingToExplain(CaseError):
+    """A case in which there is nothing to explain, such as a scan without a predicted channel: listed, and no failure."""
 
 
 class OutputError(OSError):

@@ -162,7 +162,10 @@ class PerturbationInferer(Inferer):
 
     def __call__(self, inputs: Any, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         """The maps ``(B, K, *spatial)`` of a batch of images; arguments as for :meth:`explain`."""
-        explanations = self.explain(inputs, network, *args, **kwargs)
+        return self.stacked(inputs, self.explain(inputs, network, *args, **kwargs))
+
+    def stacked(self, inputs: Any, explanations: Sequence[Explanation]) -> torch.Tensor:
+        """The maps ``(B, K, *spatial)`` of explanations, with the inputs' meta data."""
         counts = sorted({len(explanation.saliency) for explanation in explanations})
         if len(counts) > 1:
             raise ValueError(f"the images have different numbers of maps {counts}: call `explain` to get a list")

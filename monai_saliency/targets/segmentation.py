@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import NothingToExplain
 from monai_saliency.targets.base import (
     ACTIVATIONS,
     SCALES,
@@ -81,15 +82,21 @@ class _SegmentationTarget(Target):
             name = "predicted"
         where = "the image" if name == "all" else f"the {name.replace('_', ' ')} region"
         parts: list[_Part] = []
-        for channel in self._channels(output):
+        empty = []
+        for channel in self._channels(output, case):
             region = self._region(channel, output, case)
-            if not bool(region.any()):
-                raise ValueError(
-                    f"{where} of channel {channel} is empty, so it has no score to explain; "
-                    "choose another `channel`, give `region` as a label tensor"
-                    + (", or use region='all'" if "all" in self.regions else "")
-                )
-            parts += self._parts(channel, region)
+            if bool(region.any()):
+                parts += self._parts(channel, region)
+            else:
+                empty.append(str(channel))
+        is_predicted = name in ("predicted", "false_positive")
+        if empty and not (parts and is_predicted):  # of several channels those that are predicted are explained
+            problem = (
+                f"{where} of channel {', '.join(empty)} is empty, so it has no score to explain; "
+                "choose another `channel`, give `region` as a label tensor"
+                + (", or use region='all'" if "all" in self.regions else "")
+            )
+            raise NothingToExplain(case.name, problem) if is_predicted else ValueError(problem)
         return self._bound(parts, output, where)
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
@@ -102,15 +109,16 @@ class _SegmentationTarget(Target):
     def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str) -> BoundTarget:
         """The bound target of the explained values, with the words for their regions."""
 
-    def _channels(self, output: torch.Tensor) -> Sequence[int]:
+    def _channels(self, output: torch.Tensor, case: Case) -> Sequence[int]:
         if not isinstance(self.channels, str):
             check_indices(self.channels, output.shape[1], "channel", "channel")
             return self.channels
         predicted = predicted_labels(output, self.activation).channels(output.shape[1])
         if not predicted:
-            raise ValueError(
+            raise NothingToExplain(
+                case.name,
                 f"the network segments nothing: the predicted region of each of its {output.shape[1]} channels (but "
-                "the background) is empty; name a `channel` and give `region` as a label tensor"
+                "the background) is empty; name a `channel` and give `region` as a label tensor",
             )
         return sorted(predicted)
 
@@ -140,9 +148,9 @@ class RegionScore(_SegmentationTarget):
     does not move the region.
 
     Args:
-        channel: the output channel to explain, or several, each with its own map. ``"predicted"``: all channels with
-            a voxel in the unperturbed output, without the background (channel 0; with ``"sigmoid"`` channel 0
-            is not background).
+        channel: the output channel to explain, or several, each with its own map. Of several in their predicted
+            regions those are explained that have a voxel there. ``"predicted"``: all channels with a voxel in the
+            unperturbed output, without the background (channel 0; with ``"sigmoid"`` channel 0 is not background).
         activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``, as for :class:`ClassScore`.
         region: one of:
 
@@ -168,6 +176,7 @@ class RegionScore(_SegmentationTarget):
     Raises:
         ValueError: for other settings, and (from ``bind``) when the output is not a segmentation or has NaN or infinite
             values, when the region is empty or does not fit, or when the needed label map is missing.
+        NothingToExplain: from ``bind``, when no channel has a voxel in its predicted or false positive region.
 
     Example::
 

@@ -64,7 +64,7 @@ class TestRegionScore:
         [
             (LOGITS, "none", r"RegionScore reads a segmentation.*\(B, 3\); use ClassScore for a classifier"),
             (torch.zeros(1, 2, 2, 2, 2), "none", r"RegionScore reads a segmentation"),
-            ([OUTPUT], "none", "RegionScore reads a tensor, .* a list; .*: output=0 reads \\(B, 2, 2, 3\\)$"),
+            ([OUTPUT], "none", "RegionScore reads a tensor, .* a list; .*: output=0 reads \\(B, 2, 2, 3\\) "),
             (OUTPUT[:, :1], "softmax", "the softmax of one channel is 1"),
             (OUTPUT[:, :1], "none", "with one output channel.*the predicted region is not defined"),
         ],
