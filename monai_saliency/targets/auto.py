@@ -63,7 +63,8 @@ class AutoTarget(Target):
 
     Predicted is what the bundle's own postprocessing makes a label of: the highest channel, or all that reach its
     threshold, after its own activation. If it makes no labels, it is the highest channel, or all with a probability
-    above 0.5 after a sigmoid. A case without a predicted voxel of the chosen channels has nothing to explain.
+    above 0.5 after a sigmoid. If no voxel is predicted, the likeliest channel is explained in the whole image; a case
+    without a voxel of the channels that ``classes`` lists has nothing to explain.
 
     What several numbers mean (classes that exclude each other, labels beside each other, or numbers) is never guessed,
     since their maps differ. It is known, in this order, by
@@ -94,7 +95,7 @@ class AutoTarget(Target):
         ValueError: for another string as ``classes``, and (from ``bind``) when it is not known which part of the output
             is explained or what its numbers mean, or when an activation is for classes and the output has another
             shape, such as ``(B, 1, C)``.
-        NothingToExplain: from ``bind``, when no voxel is predicted as a chosen channel.
+        NothingToExplain: from ``bind``, when no voxel is predicted as one of the channels of ``classes``.
 
     Example::
 
@@ -260,17 +261,22 @@ class AutoTarget(Target):
     def _segmentation(self, values: torch.Tensor, activation: str, labels: Labels, name: str, case: Case) -> Choice:
         """The target of channels, each in the voxels that have its label."""
         count, scale = values.shape[1], self.scale or "probability"
-        if self.classes == "predicted":
-            asked, predicted = "any channel", labels.channels(count)
-            shown = sorted(predicted[:_MAX_MAPS])
-        else:
+        what = f"segmentation into {count}: mean {name} of channel"
+        if self.classes != "predicted":
             channels = list(range(count)) if isinstance(self.classes, str) else self.classes
             check_indices(channels, count, "classes", "channel")
-            asked = f"channel {_listed(channels)}"
-            shown = predicted = [channel for channel in channels if bool(labels.region(channel).any())]
+            predicted = shown = [channel for channel in channels if bool(labels.region(channel).any())]
+            if not shown:
+                raise NothingToExplain(case.name, f"no voxel is predicted as channel {_listed(channels)}")
+        else:
+            predicted = labels.channels(count)
+            shown = sorted(predicted[:_MAX_MAPS])
         if not shown:
-            raise NothingToExplain(case.name, f"no voxel is predicted as {asked}, so there is nothing to explain")
-        words = f"segmentation into {count}: mean {name} of channel {_listed(shown)} in its predicted region"
+            first = int(labels.background)
+            best = first + int(values[0, first:].flatten(1).mean(dim=1).argmax())
+            words = f"{what} {best} in the whole image, since no voxel is predicted as any channel"
+            return Choice(RegionScore(best, activation, "all", scale=scale), words)
+        words = f"{what} {_listed(shown)} in its predicted region"
         if len(predicted) > len(shown):
             words += f", the largest of {len(predicted)}"
         return Choice(RegionScore(shown, activation, labels, scale=scale), words)

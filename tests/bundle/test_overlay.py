@@ -190,6 +190,7 @@ def small_bundle(scans: list[Path], network: torch.nn.Module, **parts: Any) -> C
             "device": "cpu",
             "val_data_loader": "@dataloader",
             "network": "@network",
+            "postprocessing": {"_target_": "Activationsd", "keys": "pred", "softmax": True},
         },
         "run": ["$@evaluator.run()"],
     }
@@ -431,6 +432,10 @@ def test_evaluator_that_meets_no_case_is_an_error(tmp_path: Path) -> None:
 def test_part_of_a_dictionary_is_chosen_by_name(make: Callable[[str], Bundle], tmp_path: Path, capfd: Any) -> None:
     bundle = make("pathology_nuclei_segmentation_classification")
     asked = {"saliency_output": "type_prediction", "saliency_classes": [1, 4], "saliency_method": "sliding_window"}
+    with pytest.raises(RuntimeError) as raised:
+        bundle.explain(saliency_dir=str(tmp_path / "maps"), **asked)
+    assert "--saliency_activation softmax" in str(root_cause(raised.value))
+    asked["saliency_activation"] = "softmax"
     bundle.explain(saliency_dir=str(tmp_path / "maps"), **asked)
     assert "channel 1, 4 in the image of output type_prediction" in capfd.readouterr().out
     assert nib.load(tmp_path / "maps" / "tile_saliency.nii.gz").shape == (48, 40, 2)

@@ -191,21 +191,26 @@ def test_segmentation_explains_each_predicted_channel_in_its_region() -> None:
     assert_close(bound(output)[0], torch.stack(expected))
 
 
-@pytest.mark.parametrize("classes", ["predicted", [1], [2]])
-def test_a_segmentation_of_nothing_has_nothing_to_explain(classes: Any) -> None:
-    """Of several channels those that are predicted are explained, each in its region."""
+def test_empty_segmentation_is_explained_by_its_likeliest_channel() -> None:
     output = torch.zeros(1, 3, 4, 4)
     output[:, 0], output[:, 2] = 5, 1
-    target = ms.AutoTarget(readings(activation="softmax"), classes)
-    with pytest.raises(NothingToExplain, match=r"case flat: no voxel is predicted as (any )?channel"):
-        target.choose(output, FLAT)
-    output[0, 1, 0, :2] = 9
+    choice = ms.AutoTarget(readings(activation="softmax")).choose(output, FLAT)
+    assert "no voxel is predicted" in choice.words
+    assert list(choice.target.bind(output, FLAT).labels) == [2]
+
+
+def test_chosen_channels_are_explained_where_they_are_predicted() -> None:
+    """As predicted ones are; where none of them is, there is nothing to explain."""
+    output = torch.zeros(1, 3, 4, 4)
+    output[:, 0], output[:, 2], output[0, 1, 0, :2] = 5, 1, 9
     expected = output.softmax(1)[0, 1, 0, :2].mean()
-    for several in ("predicted", [2, 1], [1]):
-        bound = ms.AutoTarget(readings(activation="softmax"), several).bind(output, FLAT)
+    for classes in ("predicted", [2, 1], [1]):
+        bound = ms.AutoTarget(readings(activation="softmax"), classes).bind(output, FLAT)
         assert (list(bound.labels), bound.words().count("channel 1 in its predicted region")) == ([1], 1)
         assert_close(bound(output)[0, 0], expected)
     assert list(ms.AutoTarget(classes="all", activation="softmax").bind(output, FLAT).labels) == [0, 1]
+    with pytest.raises(NothingToExplain, match=r"case flat: no voxel is predicted as channel 2"):
+        ms.AutoTarget(classes=[2], activation="softmax").bind(output, FLAT)
     with pytest.raises(SettingError, match="channel 3 is out of range"):
         ms.AutoTarget(classes=[3], activation="softmax").bind(output, FLAT)
 
