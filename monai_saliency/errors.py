@@ -43,7 +43,9 @@ class CaseError(ValueError):
 
 
 class NothingToExplain(CaseError):
-    """A case in which there is nothing to explain, such as a scan without a predicted channel: listed, and no failure."""
+    """A case in which there is nothing to explain, such as a scan without a predicted channel: listed, and no
+    failure.
+    """
 
 
 class OutputError(OSError):

@@ -106,7 +106,10 @@ def test_ones_own_method_takes_what_ours_take() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"activation": "softmax"}, "classification into 3: log-odds of the softmax probability of the predicted class"),
+        (
+            {"activation": "softmax"},
+            "classification into 3: log-odds of the softmax probability of the predicted class",
+        ),
         ({"target": ms.ClassScore([0, 2], "none")}, "ClassScore: network output of the class (class 0, class 2)"),
         ({"target": ms.RegressionScore(1)}, "RegressionScore: predicted value (value 1)"),
         ({"target": ms.FunctionScore(lambda output: output[:, 0])}, "FunctionScore: score of a function (score)"),

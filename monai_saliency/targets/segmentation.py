@@ -81,6 +81,7 @@ class _SegmentationTarget(Target):
         if isinstance(self.region, Labels):
             name = "predicted"
         where = "the image" if name == "all" else f"the {name.replace('_', ' ')} region"
+        is_predicted = name in ("predicted", "false_positive")
         parts: list[_Part] = []
         empty = []
         for channel in self._channels(output, case):
@@ -89,7 +90,6 @@ class _SegmentationTarget(Target):
                 parts += self._parts(channel, region)
             else:
                 empty.append(str(channel))
-        is_predicted = name in ("predicted", "false_positive")
         if empty and not (parts and is_predicted):  # of several channels those that are predicted are explained
             problem = (
                 f"{where} of channel {', '.join(empty)} is empty, so it has no score to explain; "

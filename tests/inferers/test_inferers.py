@@ -401,6 +401,8 @@ def test_what_a_user_would_type() -> None:
     assert mean == maps(fill=ms.MeanFill(), **softmax) != half == maps(fill=ConstantFill(0.5), **softmax)
     target = ms.AutoTarget(classes=[1], activation="sigmoid", scale="probability", against=2)
     assert maps(target=1, activation="sigmoid", scale="probability", against=2) == maps(target=target)
-    assert maps(target="all", **softmax) == maps(target=[0, 1, 2], **softmax) == maps(target=ClassScore("all", "softmax"))
+    assert (
+        maps(target="all", **softmax) == maps(target=[0, 1, 2], **softmax) == maps(target=ClassScore("all", "softmax"))
+    )
     with pytest.raises(TypeError, match=r"give activation to the target itself, such as ClassScore\("):
         maps(target=LOGIT, activation="sigmoid")

@@ -234,7 +234,9 @@ def test_a_part_is_the_only_one_or_named_by_the_postprocessing_or_asked_for() ->
     assert choice.target.activation == "sigmoid"  # type: ignore[attr-defined]
     assert ms.AutoTarget(output="edges", activation="softmax").choose(output, FLAT).path == ("edges",)
     for found in ({}, {"class_map": Reading("sigmoid"), "edges": Reading("softmax")}):
-        with pytest.raises(SettingError, match=r"output=\('features', 0\) reads \(B, 8, 2, 2\).*--saliency_output edges"):
+        with pytest.raises(
+            SettingError, match=r"output=\('features', 0\) reads \(B, 8, 2, 2\).*--saliency_output edges"
+        ):
             ms.AutoTarget(found).choose(output, FLAT)
     for one in ([segmentation(), None], (segmentation(), torch.tensor(0.3)), {"a": [segmentation()], "b": "text"}):
         bound = ms.AutoTarget(activation="softmax").bind(one, FLAT)
@@ -242,7 +244,9 @@ def test_a_part_is_the_only_one_or_named_by_the_postprocessing_or_asked_for() ->
     ages = {"embedding": torch.rand(1, 8), "age": torch.tensor([61.0]), "sex": torch.tensor([0.2])}
     for several in ([segmentation(), torch.rand(1, 4, 2, 2)], ages):
         for target in (ms.AutoTarget(activation="softmax"), ms.ClassScore(1, "softmax"), ms.RegressionScore(0)):
-            with pytest.raises(SettingError, match=r"output=.* reads \(B, 8\), output='age' reads \(B\)|output=0 reads"):
+            with pytest.raises(
+                SettingError, match=r"output=.* reads \(B, 8\), output='age' reads \(B\)|output=0 reads"
+            ):
                 target.bind(several, FLAT)
 
 
@@ -442,7 +446,12 @@ def test_prompted_classes_are_explained_where_monai_labels_them(classes: int) ->
 
 
 # Outputs x settings: what is known, by whom, and that no other reading of the shape gives another map.
-SHAPES: dict[str, tuple[int, ...]] = {"number": (1, 1), "classes": (1, 3), "image": (1, 1, 4, 4), "channels": (1, 3, 4, 4)}
+SHAPES: dict[str, tuple[int, ...]] = {
+    "number": (1, 1),
+    "classes": (1, 3),
+    "image": (1, 1, 4, 4),
+    "channels": (1, 3, 4, 4),
+}
 WRAPPED: dict[str, Callable[[torch.Tensor], Any]] = {
     "alone": lambda output: output,
     "with nothing else": lambda output: (output, None),
@@ -486,7 +495,7 @@ def check_that_it_is_refused_or_known(
     several, is_out = output.shape[1] > 1, not isinstance(classes, str) and max(classes) >= output.shape[1]
     ends_in_softmax = several and values == "sums to 1"
     if "two" in wrapped:
-        with pytest.raises(SettingError, match="output=.* reads .*--saliency_output "):
+        with pytest.raises(SettingError, match=r"output=.* reads .*--saliency_output "):
             target.bind(whole, FLAT)
         part = "logits" if isinstance(whole, dict) else 1
         target = ms.AutoTarget(None, classes, activation, output=part)
@@ -495,7 +504,7 @@ def check_that_it_is_refused_or_known(
             target.bind(whole, FLAT)
         return
     if is_out or (activation == "softmax" and not several):
-        with pytest.raises(SettingError, match="is out of range|the softmax of one channel is 1"):
+        with pytest.raises(SettingError, match=r"is out of range|the softmax of one channel is 1"):
             target.bind(whole, FLAT)
         return
     choice, bound = target.choose(whole, FLAT), target.bind(whole, FLAT)
