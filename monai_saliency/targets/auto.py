@@ -230,6 +230,7 @@ class AutoTarget(Target):
                 what = "probabilities already, of which the highest is predicted"
                 lines[what] = 'activation="none"', "--saliency_activation none"
         elif is_volume:
+            words = words.replace("logits of classes, logits of labels", "logits of a segmentation")
             lines["a segmentation by one logit"] = 'activation="sigmoid"', "--saliency_activation sigmoid"
         number, given = f"RegressionScore({index})", {"_target_": "monai_saliency.RegressionScore", "values": index}
         if is_volume:

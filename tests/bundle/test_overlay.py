@@ -1,5 +1,7 @@
 """The overlay, on small bundles with the ids and the structure of the Model Zoo's, and on others."""
 
+import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -394,6 +396,23 @@ class Broken(Hundredths):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return torch.where(image.amax(dim=(1, 2, 3, 4))[:, None] > 500, torch.nan, super().forward(image))
+
+
+def test_each_flag_that_an_error_lists_is_taken(make: Callable[[str], Bundle], tmp_path: Path, capfd: Any) -> None:
+    """By a bundle without a postprocessing, whose two channels may be anything."""
+    bundle = make("renamed_ids")
+    with pytest.raises(RuntimeError) as raised:
+        bundle.explain(saliency_dir=str(tmp_path), saliency_activation=None)
+    flags = re.findall(r"\(in a bundle --(\w+) (.*)\)$", str(root_cause(raised.value)), re.MULTILINE)
+    said = ["mean softmax probability", "mean sigmoid probability", "RegionScore: mean network output in the image"]
+    assert len(flags) == len(said)
+    for number, ((flag, value), words) in enumerate(zip(flags, said, strict=True)):
+        capfd.readouterr()
+        value = ast.literal_eval(value.strip('"')) if value.startswith('"') else value
+        given = {"saliency_dir": str(tmp_path / str(number)), "saliency_activation": None, flag: value}
+        bundle.explain(**given)
+        assert words in capfd.readouterr().out
+        assert len(list((tmp_path / str(number)).rglob("*_saliency.nii.gz"))) == 2
 
 
 def test_a_misspelt_evaluator_is_named(make: Callable[[str], Bundle], tmp_path: Path) -> None:

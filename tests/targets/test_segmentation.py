@@ -7,6 +7,7 @@ from helpers.tolerances import assert_close, assert_same_bits
 from monai.losses import DiceLoss
 
 import monai_saliency as ms
+from monai_saliency.errors import NothingToExplain
 
 
 class TestRegionScore:
@@ -56,8 +57,10 @@ class TestRegionScore:
     @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
     def test_empty_predicted_region(self, activation: str) -> None:
         output = torch.stack([torch.full((2, 3), 3.0), torch.full((2, 3), -3.0)])[None]
-        with pytest.raises(ValueError, match=r"the predicted region.* of channel 1 is empty.*region='all'"):
+        with pytest.raises(NothingToExplain, match=r"the predicted region.* of channel 1 is empty.*region='all'"):
             ms.RegionScore(1, activation).bind(output, FLAT)
+        for target in (ms.RegionScore([0, 1], activation), ms.DiceScore([1, 0], activation)):
+            assert list(target.bind(output, FLAT).labels) == [0]  # the one that is predicted
 
     @pytest.mark.parametrize(
         ("output", "activation", "match"),
