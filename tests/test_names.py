@@ -65,18 +65,23 @@ def test_a_setting_that_lacks_a_letter(name: str) -> None:
 def test_a_target_is_a_class_several_or_what_is_predicted() -> None:
     maps = lambda **given: ms.rise(20, 2, **given)(IMAGES, NETWORK)  # noqa: E731
     softmax = {"activation": "softmax"}
-    assert_same_bits(maps(), maps(target=ms.ClassScore("predicted", **softmax)))
-    assert_same_bits(maps(target=2), maps(target=ms.ClassScore([2], **softmax)))
+    assert_same_bits(maps(**softmax), maps(target=ms.ClassScore("predicted", **softmax)))
+    assert_same_bits(maps(target=2, **softmax), maps(target=ms.ClassScore([2], **softmax)))
     for two in (np.int64(2), torch.tensor(2)):
-        assert_same_bits(maps(target=two), maps(target=2))
-    assert_same_bits(maps(target=[0, 2]), maps(target=ms.ClassScore([0, 2], **softmax)))
-    assert_same_bits(ms.explain(NETWORK, IMAGES, 2, "rise", num_masks=20, grid_size=2), maps(target=2))
-    assert_same_bits(ms.explain(NETWORK, IMAGES, num_masks=40), ms.focused_rise(40)(IMAGES, NETWORK))
+        assert_same_bits(maps(target=two, **softmax), maps(target=2, **softmax))
+    assert_same_bits(maps(target=[0, 2], **softmax), maps(target=ms.ClassScore([0, 2], **softmax)))
+    few = {"num_masks": 20, "grid_size": 2}
+    assert_same_bits(ms.explain(NETWORK, IMAGES, 2, "rise", **few, **softmax), maps(target=2, **softmax))
+    expected = ms.focused_rise(40, **softmax)(IMAGES, NETWORK)
+    assert_same_bits(ms.explain(NETWORK, IMAGES, num_masks=40, **softmax), expected)
+    for target in (None, 2, [0, 2], "all"):
+        with pytest.raises(ValueError, match="may hold logits of classes, logits of labels or numbers"):
+            ms.explain(NETWORK, IMAGES, target)
     ends_in_softmax = nn.Sequential(NETWORK, nn.Softmax(1))
     expected = maps(target=ms.ClassScore("predicted", "softmax"))
     assert_close(ms.explain(ends_in_softmax, IMAGES, method="rise", num_masks=20, grid_size=2), expected)
     ends_in_sigmoid = nn.Sequential(NETWORK, nn.Sigmoid())
-    with pytest.raises(ValueError, match=r"may hold probabilities or logits: give activation='none' "):
+    with pytest.raises(ValueError, match=r'(?s)may hold probabilities or logits.*activation="none" '):
         ms.explain(ends_in_sigmoid, IMAGES)
     assert ms.explain(ends_in_sigmoid, IMAGES, activation="none", num_masks=8).shape == (
         len(IMAGES),
@@ -91,16 +96,46 @@ def test_ones_own_method_takes_what_ours_take() -> None:
     expected = ms.sliding_window(2, 2, target=target, fill=ms.MeanFill())(IMAGES, NETWORK)
     for given in ({"target": 1, "activation": "softmax"}, {"target": target}):
         assert_same_bits(ms.explain(NETWORK, IMAGES, **given, **own), expected)
+    own["activation"] = "softmax"
     assert_same_bits(ms.explain(NETWORK, IMAGES, **own), ms.explain(NETWORK, IMAGES, target="predicted", **own))
+    del own["activation"]
     ours = {"method": functools.partial(ms.sliding_window, 2, 2), "fill": "mean"}
     assert_same_bits(ms.explain(NETWORK, IMAGES, target=target, **ours), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"activation": "softmax"},
+            "classification into 3: log-odds of the softmax probability of the predicted class",
+        ),
+        ({"target": ms.ClassScore([0, 2], "none")}, "ClassScore: network output of the class (class 0, class 2)"),
+        ({"target": ms.RegressionScore(1)}, "RegressionScore: predicted value (value 1)"),
+        ({"target": ms.FunctionScore(lambda output: output[:, 0])}, "FunctionScore: score of a function (score)"),
+    ],
+)
+@pytest.mark.parametrize("progress", [None, False])
+def test_a_call_says_once_what_it_explains(given: Any, words: str, progress: Any, capsys: Any) -> None:
+    ms.explain(NETWORK, IMAGES, method="sliding_window", window_size=4, progress=progress, **given)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"monai_saliency: {words}\n")
+
+
+def test_a_call_says_what_it_explains_of_the_first_of_several_images(capsys: Any) -> None:
+    images = torch.ones(2, 1, 4, 4)
+    images[1] = -1
+    signs = lambda x: x.mean((1, 2, 3))[:, None] * torch.tensor([[1.0, -1.0]])  # noqa: E731
+    ms.explain(signs, images, target=ms.ClassScore("predicted", "sigmoid"), num_masks=9)
+    line = "ClassScore: log-odds of the sigmoid probability of the class (class 0) (the first of 2 images)"
+    assert capsys.readouterr().err == f"monai_saliency: {line}\n"
 
 
 def test_what_is_known_of_the_images() -> None:
     """By short names, or as cases."""
     labels = (IMAGES > 0.5).long() + 1
     cases = [ms.Case(name, labels=labels[i], spacing=(1.0, 2.0)) for i, name in enumerate(["a", "b"])]
-    explain = ms.region_occlusion(target=0)
+    explain = ms.region_occlusion(target=0, activation="softmax")
     expected = explain.explain(IMAGES, NETWORK, cases=cases)
     arrays = [np.array(sizes, np.float32) for sizes in ((1, 2), [(1, 2)] * 2)]
     for sizes in ((1.0, 2.0), [(1.0, 2.0)] * 2, *arrays, *map(torch.as_tensor, arrays)):
@@ -108,7 +143,7 @@ def test_what_is_known_of_the_images() -> None:
         assert [each.name for each in found] == ["a", "b"]
         assert all(torch.equal(one.saliency, two.saliency) for one, two in zip(found, expected, strict=True))
     assert_same_bits(explain(IMAGES, NETWORK, labels=labels)[1], expected[1].saliency)
-    window = ms.sliding_window(4, window_unit="mm", target=0)
+    window = ms.sliding_window(4, window_unit="mm", target=0, activation="softmax")
     assert_same_bits(window(IMAGES, NETWORK, spacing=(1.0, 2.0)), window(IMAGES, NETWORK, cases=cases))
     with pytest.raises(ValueError, match="`names` must have one entry for each of 2 images, got 1"):
         explain(IMAGES, NETWORK, names=["a"])

@@ -23,7 +23,7 @@ from monai_saliency.handlers.saliency_handler import Batch, Item, SaliencyHandle
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
-from monai_saliency.networks.outputs import rows
+from monai_saliency.networks.outputs import read, rows
 from monai_saliency.networks.runtime import accelerated
 from monai_saliency.storage.files import error_key
 from monai_saliency.storage.label_maps import label_problem
@@ -198,13 +198,17 @@ class AttachedHandler(SaliencyHandler):
 
     def _words(self, output: Any, count: int, image: torch.Tensor) -> str:
         """What is explained of the first image, from the output that the evaluator has just computed for it."""
-        target = self.inferer.target
-        if not isinstance(target, AutoTarget):
-            return type(target).__name__
+        target, first = self.inferer.target, rows(output, 0, 1, count)
+        case = Case("the first case", image)
         try:
-            return target.choose(rows(output, 0, 1, count), Case("the first case", image)).words
-        except ValueError as error:  # raised again, with the case's name, when it is explained
-            return f"the first case cannot be explained ({error})"
+            if isinstance(target, AutoTarget):
+                return target.choose(first, case).words
+            return target.bind(read(first, self.inferer.output), case).words()
+        except ValueError as error:
+            if not isinstance(target, AutoTarget):  # one that needs the case's label map
+                return type(target).__name__
+            # Raised again, with the case's name, when it is explained.
+            return f"the first case cannot be explained ({' '.join(str(error).split())})"
 
     def _case(self, item: Item, image: Any, place: str) -> Item:
         """A case of the batch with its name, and its image and regions under the keys where later steps look."""

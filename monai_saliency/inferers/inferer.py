@@ -175,7 +175,11 @@ class PerturbationInferer(Inferer):
             NothingToExplain: when there is nothing to explain in any image.
             ValueError: when the images have different numbers of maps.
         """
-        explanations = with_maps(self.explain(inputs, network, *args, **kwargs))
+        return self.stacked(inputs, self.explain(inputs, network, *args, **kwargs))
+
+    def stacked(self, inputs: Any, explanations: list[Explanation]) -> torch.Tensor:
+        """The maps ``(B, K, *spatial)`` of explanations, with the inputs' meta data."""
+        explanations = with_maps(explanations)
         counts = sorted({len(explanation.saliency) for explanation in explanations})
         if len(counts) > 1:
             without = [f"; {each.name} has none: {each.target.nothing}" for each in explanations if each.target.nothing]

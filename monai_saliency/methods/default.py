@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ def explain(
     method: str | Method = "focused_rise",
     **settings: Any,
 ) -> torch.Tensor:
-    """Saliency maps of a batch of images, in one call.
+    """Saliency maps of a batch of images, in one call. A line on stderr says what they explain.
 
     Args:
         network: any callable on such images.
@@ -33,7 +34,8 @@ def explain(
         target: which number of the output is explained: a target, a class, a list of classes, or ``"all"``; a tensor
             ``(B,)`` of whole numbers is a class for each image, such as its label; by default what the network
             predicts (:class:`~monai_saliency.targets.auto.AutoTarget`). Its settings ``activation``, ``scale`` and
-            ``against`` may be given here, too.
+            ``against`` may be given here, too. An error asks for ``activation`` where it is not known what the output's
+            numbers mean.
         method: a function such as ``ms.rise``, its name, or the dotted path of your own function.
         settings: of the method, such as ``num_masks`` and ``fill`` (a fill, a number, or a name such as ``"mean"``);
             and ``labels``, ``spacing``, ``names``, ``within`` and ``cases`` of
@@ -63,4 +65,9 @@ def explain(
     chosen = find_method(method)
     if inspect.isfunction(chosen):  # a user's own takes what ours take: a class as target, a name as fill
         chosen = reading_arguments(chosen)
-    return chosen(target=target, **settings)(images, network, **of_call)
+    inferer = chosen(target=target, **settings)
+    explanations = inferer.explain(images, network, **of_call)
+    words = list(dict.fromkeys(explanation.target.words() for explanation in explanations))
+    first = f" (the first of {len(explanations)} images)" if len(words) > 1 else ""
+    print(f"monai_saliency: {words[0]}{first}", file=sys.stderr)
+    return inferer.stacked(images, explanations)

@@ -116,12 +116,16 @@ def num_rows(output: Any) -> int:
 
 
 def choices(output: Any) -> str:
-    """The possible values of ``output`` for a structured output, with the shape that each reads, for messages."""
-    words = []
-    for path, part in _leaves(output):
-        if path and isinstance(part, torch.Tensor):
-            words.append(f"output={_short(path)!r} reads {shape(part)}")
-    return ", ".join(words[:_SHOWN])
+    """The possible values of ``output`` for a structured output, with the shape that each reads, and a bundle's flag,
+    for messages; empty for one tensor.
+    """
+    paths = [(path, part) for path, part in _leaves(output) if path and isinstance(part, torch.Tensor)]
+    if not paths:
+        return ""
+    words = ", ".join(f"output={_short(path)!r} reads {shape(part)}" for path, part in paths[:_SHOWN])
+    steps = paths[0][0]
+    flag = steps[0] if len(steps) == 1 else f'"{list(steps)}"'
+    return f"{words} (in a bundle --saliency_output {flag})"
 
 
 def shape(output: torch.Tensor) -> str:

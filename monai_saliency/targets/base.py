@@ -113,6 +113,11 @@ class BoundTarget(ABC):
         """Name and unit of the K scores, for tables. They follow from the target's settings alone."""
         return Quantity(f"score of {type(self).__name__.removeprefix('_')}", "")
 
+    def words(self) -> str:
+        """What is explained, for the line that is printed before the maps: the target, its quantity and labels."""
+        name = type(self).__name__.lstrip("_").removeprefix("Bound")
+        return f"{name}: {self.quantity().words} ({', '.join(map(label_name, self.labels))})"
+
     def uninformed(self) -> list[float]:
         """Each of the K scores of an image that shows nothing: chance for the probability of a class, 0 for an overlap
         and for the probability in a region; NaN where that is not known, as for logits and predicted values.
@@ -228,7 +233,7 @@ def check_tensor(output: Any, case: Case, target: str) -> torch.Tensor:
     """Return an output in float32 or float64, if it is a tensor of finite values."""
     if not isinstance(output, torch.Tensor):
         parts = choices(output)
-        advice = f"choose what is explained by the inferer's `output`: {parts}"
+        advice = f"choose what is explained by `output`: {parts}"
         if not parts:
             advice = "return it from the network"
         raise SettingError(f"{target} reads a tensor, the network gave a {type(output).__name__}; {advice}")

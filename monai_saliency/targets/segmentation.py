@@ -84,6 +84,7 @@ class _SegmentationTarget(Target):
         if isinstance(self.region, Labels):
             name = "predicted"
         where = "the image" if name == "all" else f"the {name.replace('_', ' ')} region"
+        is_predicted = name in ("predicted", "false_positive")
         parts: list[_Part] = []
         empty = []
         for channel in self._channels(output, case):
@@ -160,9 +161,9 @@ class RegionScore(_SegmentationTarget):
     does not move the region.
 
     Args:
-        channel: the output channel to explain, or several, each with its own map. ``"predicted"``: all channels with
-            a voxel in the unperturbed output, without the background (channel 0; with ``"sigmoid"`` channel 0
-            is not background).
+        channel: the output channel to explain, or several, each with its own map. Of several in their predicted
+            regions those are explained that have a voxel there. ``"predicted"``: all channels with a voxel in the
+            unperturbed output, without the background (channel 0; with ``"sigmoid"`` channel 0 is not background).
         activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``, as for :class:`ClassScore`.
         region: one of:
 

@@ -79,14 +79,14 @@ def test_a_tuple_of_images_is_told_what_to_write() -> None:
 
     def detector(given: list[torch.Tensor]) -> torch.Tensor:
         assert isinstance(given, list)
-        return torch.stack([9 * image.mean((1, 2)) for image in given])
+        return torch.stack([9 * image.mean() for image in given])
 
     maps = eval(of_list, {"ms": ms, "images": images, "network": detector})
-    expected = ms.explain(lambda batch: 9 * batch.mean((2, 3)), torch.stack(images))
+    expected = ms.explain(lambda batch: 9 * batch.mean((1, 2, 3)), torch.stack(images))
     assert_close(maps, expected)
 
     def difference(fixed: torch.Tensor, moving: torch.Tensor) -> torch.Tensor:
-        return 9 * (fixed - moving).mean((2, 3))
+        return 9 * (fixed - moving).mean((1, 2, 3))
 
     fixed, moving = images[0][None], images[1][None]
     maps = eval(of_several, {"ms": ms, "inputs": (fixed, moving), "network": difference})

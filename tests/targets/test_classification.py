@@ -67,7 +67,7 @@ class TestClassScore:
             ([3], LOGITS, r"class 3 is out of range: the network gives 3 classes.*\[0, 2\]"),
             ([0], torch.zeros(1, 3, 2, 3), r".*\(B, 3, 2, 3\); use RegionScore for a segmentation"),
             ([0], torch.zeros(1), r"ClassScore reads one row of class scores per image"),
-            ([0], {"logits": LOGITS}, "ClassScore reads a tensor, .* a dict; .*: output='logits' reads \\(B, 3\\)$"),
+            ([0], {"logits": LOGITS}, "ClassScore reads a tensor, .* a dict; .*: output='logits' reads \\(B, 3\\) "),
         ],
     )
     def test_outputs_it_cannot_read(self, classes: list, output: object, match: str) -> None:
