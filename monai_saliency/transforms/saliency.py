@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import torch
@@ -73,16 +74,33 @@ class Saliency(Transform, RandomizableTrait):
 
     def _with_legends(self, img: Any, labels: Any, held: Mapping[str, Any]) -> tuple[MetaTensor, list[Legend]]:
         """The map of an image, and what its colours mean in a picture."""
-        image = convert_to_tensor(img, track_meta=True)
+        image = _loaded("the image", img)
+        if image.ndim not in (3, 4):
+            raise ValueError(
+                f"the image must have shape (C, *spatial), got {tuple(image.shape)}: put EnsureChannelFirstd before "
+                "Saliencyd"
+            )
         batch = image[None] if self.device is None else image[None].to(self.device)
         others = {}
         for name, value in held.items():
-            other = convert_to_tensor(value, device=batch.device)
-            others[name] = other[None]
+            others[name] = _loaded(f"the input {name!r}", value).to(batch.device)[None]
+        if labels is not None:
+            _loaded("the label map", labels)
         case = Case.of(image[None], name=case_name(image), file=image_file(image), labels=labels)
         inputs = self.inferer.inputs.join(batch, others)
         (explanation,) = self.inferer.explain(inputs, self.network, cases=[case])
         return with_meta_of(image, explanation.saliency.to(image.device)), Legend.of(explanation)
+
+
+def _loaded(what: str, value: Any) -> Any:
+    """A value as a tensor; refused where it is a path that nothing has loaded, or no array."""
+    tensor = convert_to_tensor(value, track_meta=True)
+    if isinstance(tensor, torch.Tensor):
+        return tensor
+    given, advice = f"a {type(value).__name__}", ""
+    if isinstance(value, (str, PathLike)):
+        given, advice = repr(str(value)), ": put LoadImaged and EnsureChannelFirstd before Saliencyd"
+    raise ValueError(f"{what} must be a tensor or an array, got {given}{advice}")
 
 
 class Saliencyd(MapTransform, RandomizableTrait):
@@ -132,6 +150,7 @@ class Saliencyd(MapTransform, RandomizableTrait):
         if len(set(self.names)) != len(self.keys) or len(self.names) != len(self.keys):
             raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {[*self.names]}")
         self.saliency = Saliency(network, inferer, device)
+        self.network, self.inferer, self.device = network, inferer, self.saliency.device
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,8 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         name = module.partition(".")[0]
-        raise OptionalImportError(f'{name} is not installed: pip install "monai-saliency[{extra}]"') from error
+        why = f"cannot be imported ({error})" if find_spec(name) else "is not installed"
+        raise OptionalImportError(f'{name} {why}: pip install "monai-saliency[{extra}]"') from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -47,16 +49,20 @@ def refuse_unknown(owner: str, names: Iterable[str], known: Collection[str]) -> 
             raise TypeError(f"{owner} has no setting `{name}`{advice}")
 
 
-def check_option(name: str, value: Any, options: Collection[str], further: str = "") -> Any:
+def check_option(
+    name: str, value: Any, options: Collection[str], further: str = "", elsewhere: Mapping[str, str] | None = None
+) -> Any:
     """One of the named options, or what a dictionary of options holds under it. The error lists the options, what
-    ``further`` is allowed in words, and the option that a misspelt one looks like.
+    ``further`` is allowed in words, and the option that a misspelt one looks like; ``elsewhere`` are the names that
+    other tools have for options.
     """
     if isinstance(value, str) and value in options:
         return options[value] if isinstance(options, Mapping) else value
     # Nothing but the error depends on the guess, so that of a short word another letter or two may differ.
-    similar = get_close_matches(str(value).lower(), list(options), n=1)
-    meant = f": did you mean `{similar[0]}`?" if similar else ""
-    raise ValueError(f"`{name}` must be one of {sorted(options)}{further}, got {value!r}{meant}")
+    meant = {option: option for option in options} | dict(elsewhere or {})
+    similar = get_close_matches(str(value).lower(), list(meant), n=1)
+    advice = f": did you mean `{meant[similar[0]]}`?" if similar else ""
+    raise ValueError(f"`{name}` must be one of {sorted(options)}{further}, got {value!r}{advice}")
 
 
 def whole_numbers(name: str, value: Any, least: int) -> np.ndarray:
@@ -181,11 +187,15 @@ def instance(
 
 def written(value: Any) -> str:
     """An object as the call that makes it, with its first argument and those that are not the defaults, such as
-    ``RISEMasks(num_masks=9)``: for ``__repr__`` of what keeps its arguments as attributes.
+    ``RISEMasks(num_masks=9)``: for ``__repr__`` of what keeps its arguments as attributes. One that is not kept is
+    written ``...``.
     """
     shown: list[str] = []
     for place, parameter in enumerate(inspect.signature(type(value)).parameters.values()):
-        argument = getattr(value, parameter.name, parameter.default)
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        is_needed = parameter.default is parameter.empty
+        argument = getattr(value, parameter.name, ... if is_needed else parameter.default)
         is_first = place == 0 and argument is not None
         if is_first or repr(argument) != repr(parameter.default):
             shown.append(f"{parameter.name}={_written_argument(argument)}")
@@ -194,10 +204,12 @@ def written(value: Any) -> str:
 
 def _written_argument(argument: Any) -> str:
     """An argument in one short text: a tensor by its shape, what has a long text by its name or class."""
+    if argument is ...:
+        return "..."
     if isinstance(argument, torch.Tensor):
         return f"Tensor{tuple(argument.shape)}"
     text = repr(argument)
-    if len(text) < 200 and " at 0x" not in text:
+    if len(text) < 200 and " at 0x" not in text and "\n" not in text:
         return text
     return getattr(argument, "__name__", type(argument).__name__)
 
@@ -207,8 +219,12 @@ def sliding_inferer(inferer: Any) -> SlidingWindowInferer | None:
     return inferer if isinstance(inferer, SlidingWindowInferer) else None
 
 
-def callable_network(network: Any) -> Any:
-    """Check that a network can be called."""
+def callable_network(network: Any, images: Any = None, call: str = "explain(images, network)") -> Any:
+    """Check that a network can be called; where the images can, ``call`` shows the order of the two."""
+    if callable(images) and not callable(network):
+        raise ValueError(
+            f"`network` is a {type(network).__name__}: the images and the network are swapped, write {call}"
+        )
     return instance("network", network, (), "a network or another callable on images (B, C, *spatial)", function=True)
 
 
