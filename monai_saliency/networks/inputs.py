@@ -113,7 +113,7 @@ class TensorInput:
         if isinstance(inputs, (list, tuple)) and all(isinstance(each, (torch.Tensor, np.ndarray)) for each in inputs):
             raise ValueError(
                 f"`inputs` is a {type(inputs).__name__} of {len(inputs)}. If it is a loader's batch of images and "
-                "labels, write ms.explain(network, batch[0]). If the network takes a list of images "
+                "labels, give batch[0]. If the network takes a list of images "
                 "(C, *spatial), write ms.explain(network, images, inputs=ms.ListInput()). If it takes several "
                 "inputs, write ms.explain(network, inputs, inputs=ms.ArgumentInputs(perturb=0))"
             )
