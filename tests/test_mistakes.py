@@ -147,11 +147,11 @@ CALLS: list[Row] = [
 PIPELINES: list[Row] = [
     (lambda: ms.Saliency(NETWORK, ms.rise), r"`inferer` must be an inferer made by .*, got a function"),
     (lambda: ms.Saliency(NETWORK, window(), "gpu"), r"`device` must be a device such as 'cpu'.*, got 'gpu'"),
-    (lambda: to_map()({"image": "scan.nii.gz"}), r"the image must be .*got 'scan.nii.gz': put LoadImaged .* before"),
+    (lambda: to_map()({"image": "scan.nii.gz"}), r"the image must be .*'scan.nii.gz': put LoadImaged .* before"),
     (lambda: to_map()({"image": IMAGES[0, 0]}), r"must have shape .*\(8, 8\): put EnsureChannelFirstd before"),
     (
         lambda: to_map(label_key="label")({"image": IMAGES[0], "label": Path("a.nii")}),
-        r"the label map must be .*got 'a.nii': put LoadImaged",
+        r"the label map must be .*'a.nii': put LoadImaged",
     ),
     (
         lambda: to_map(held_keys="age", inputs=ms.DictInput("image"))({"image": IMAGES[0], "age": "62"}),

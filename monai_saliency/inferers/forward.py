@@ -139,10 +139,8 @@ class Forward:
         """What a network that fails at its first batch of this kind was given, and what may be wrong with it."""
         words = f"the network failed on images {tuple(batch.shape)}, {str(batch.dtype)[6:]}, on {batch.device}"
         if isinstance(error, AttributeError) and isinstance(self.inferer, SlidingWindowInferer):
-            return (
-                f"{words}; {type(self.inferer).__name__} puts tensors together and nothing else: of a network that "
-                "returns a tuple such as (seg, None), explain lambda images: network(images)[0]"
-            )
+            words += "; SlidingWindowInferer takes tensors only: if the network returns a tuple such as (seg, None), "
+            return f"{words}explain lambda images: network(images)[0]"
         return words + (_mismatch(self.network, batch) or f"; it needs (B, C, *spatial){_other_input(self.network)}")
 
     def _cast(self, batch: torch.Tensor) -> AbstractContextManager[Any]:
@@ -165,8 +163,9 @@ def _mismatch(network: Any, batch: torch.Tensor) -> str:
         axes = "write images[:, None] if the channel axis is missing, images[None] if the batch axis is"
         return f", and it takes {first.weight.ndim - 2} spatial axes: {axes}"
     if first is not None and first.in_channels != batch.shape[1]:
-        series = "" if batch.ndim == 4 else ": the volumes of a 4D file are channels, explain one by images[:, :1]"
-        return f", and its first convolution takes {first.in_channels} channels{series}"
+        is_series = batch.ndim == 5 and first.in_channels == 1
+        advice = ": the volumes of a 4D file are channels, explain one by images[:, :1]" if is_series else ""
+        return f", and its first convolution takes {first.in_channels} channels{advice}"
     return ""
 
 

@@ -66,13 +66,12 @@ class RowWatch:
             self.run(self.states[0].images.unperturbed(), [(0, 0, 1)])
         except Exception:
             return
-        both = f"the network fails on a batch of {size} and runs one image alone ({getattr(error, 'problem', error)})"
-        if len(self.states) == 1:
-            raise RowsDepend(case, f"{both}. mask_batch_size=1 saves the attempt") from error
-        raise CaseError(
+        kind = RowsDepend if len(self.states) == 1 else CaseError
+        raise kind(
             case,
-            f"{both}: if it takes one image at a time, set mask_batch_size=1; if it uses another input of one image, "
-            "give that of all images, ms.explain(network, (images, other), inputs=ms.ArgumentInputs(perturb=0))",
+            f"the network fails on a batch of {size} and runs one image alone ({getattr(error, 'problem', error)}): if "
+            "it takes one image at a time, set mask_batch_size=1; if it uses another input of one image, give that of "
+            "all images, ms.explain(network, (images, other), inputs=ms.ArgumentInputs(perturb=0))",
         ) from error
 
     def after(self, batch: Sequence[Rows]) -> None:

@@ -76,10 +76,8 @@ class Saliency(Transform, RandomizableTrait):
         """The map of an image, and what its colours mean in a picture."""
         image = _loaded("the image", img)
         if image.ndim not in (3, 4):
-            raise ValueError(
-                f"the image must have shape (C, *spatial), got {tuple(image.shape)}: put EnsureChannelFirstd before "
-                "Saliencyd"
-            )
+            advice = "put EnsureChannelFirstd before Saliencyd"
+            raise ValueError(f"the image must have shape (C, *spatial), got {tuple(image.shape)}: {advice}")
         batch = image[None] if self.device is None else image[None].to(self.device)
         others = {}
         for name, value in held.items():
@@ -97,10 +95,9 @@ def _loaded(what: str, value: Any) -> Any:
     tensor = convert_to_tensor(value, track_meta=True)
     if isinstance(tensor, torch.Tensor):
         return tensor
-    given, advice = f"a {type(value).__name__}", ""
-    if isinstance(value, (str, PathLike)):
-        given, advice = repr(str(value)), ": put LoadImaged and EnsureChannelFirstd before Saliencyd"
-    raise ValueError(f"{what} must be a tensor or an array, got {given}{advice}")
+    given = f"the path {str(value)!r}" if isinstance(value, (str, PathLike)) else f"a {type(value).__name__}"
+    advice = "put LoadImaged and EnsureChannelFirstd before Saliencyd"
+    raise ValueError(f"{what} must be a tensor or an array, got {given}: {advice}")
 
 
 class Saliencyd(MapTransform, RandomizableTrait):

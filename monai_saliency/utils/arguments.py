@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,8 +24,8 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         name = module.partition(".")[0]
-        why = f"cannot be imported ({error})" if find_spec(name) else "is not installed"
-        raise OptionalImportError(f'{name} {why}: pip install "monai-saliency[{extra}]"') from None
+        why = "" if isinstance(error, ModuleNotFoundError) else f" ({error})"
+        raise OptionalImportError(f'{name} is not installed: pip install "monai-saliency[{extra}]"{why}') from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -187,15 +186,13 @@ def instance(
 
 def written(value: Any) -> str:
     """An object as the call that makes it, with its first argument and those that are not the defaults, such as
-    ``RISEMasks(num_masks=9)``: for ``__repr__`` of what keeps its arguments as attributes. One that is not kept is
-    written ``...``.
+    ``RISEMasks(num_masks=9)``: for ``__repr__`` of what keeps its arguments as attributes. Others are left out.
     """
     shown: list[str] = []
     for place, parameter in enumerate(inspect.signature(type(value)).parameters.values()):
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if parameter.kind is parameter.VAR_KEYWORD or not hasattr(value, parameter.name):
             continue
-        is_needed = parameter.default is parameter.empty
-        argument = getattr(value, parameter.name, ... if is_needed else parameter.default)
+        argument = getattr(value, parameter.name)
         is_first = place == 0 and argument is not None
         if is_first or repr(argument) != repr(parameter.default):
             shown.append(f"{parameter.name}={_written_argument(argument)}")
@@ -204,8 +201,6 @@ def written(value: Any) -> str:
 
 def _written_argument(argument: Any) -> str:
     """An argument in one short text: a tensor by its shape, what has a long text by its name or class."""
-    if argument is ...:
-        return "..."
     if isinstance(argument, torch.Tensor):
         return f"Tensor{tuple(argument.shape)}"
     text = repr(argument)

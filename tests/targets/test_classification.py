@@ -67,7 +67,7 @@ class TestClassScore:
             (
                 [0],
                 torch.zeros(1, 3, 2, 3),
-                r".*\(B, 3, 2, 3\); it is a segmenter: .*RegionScore.*--target",
+                r".*\(B, 3, 2, 3\); for a segmenter give target=ms.RegionScore.*--target",
             ),
             ([0], torch.zeros(1), r"ClassScore reads one row of class scores per image"),
             ([0], {"logits": LOGITS}, "ClassScore reads a tensor, .* a dict; .*: output='logits' reads \\(B, 3\\)$"),
