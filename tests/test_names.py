@@ -24,6 +24,7 @@ from monai_saliency.__main__ import main
 from monai_saliency.engines.run import show_cause_only
 from monai_saliency.errors import AdviceError, CaseError, as_case_error, root_cause
 from monai_saliency.methods.settings import describe, own_settings
+from monai_saliency.utils.arguments import written
 
 IMAGES = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 torch.manual_seed(0)
@@ -171,7 +172,11 @@ def test_objects_print_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("network", "images", "message"),
     [
-        (nn.Conv3d(1, 2, 3), torch.ones(1, 8, 8, 8), r"\(16, 8, 8, 8\), float32, on cpu.*a batch or a channel axis"),
+        (
+            nn.Conv3d(1, 2, 3),
+            torch.ones(1, 8, 8, 8),
+            r"\(16, 8, 8, 8\), float32, on cpu.*3 spatial axes: write images\[:, None\] if",
+        ),
         (nn.Conv2d(1, 2, 3), torch.ones(1, 2, 8, 8), r"its first convolution takes 1 channels: Given groups=1"),
         (
             nn.Conv2d(1, 2, 3),
@@ -280,3 +285,40 @@ def test_an_uncaught_error_ends_in_its_cause(monkeypatch: pytest.MonkeyPatch, ca
         # Which the log of failed cases asks for.
         assert logging.getLogger("monai_saliency.storage.tables").isEnabledFor(logging.DEBUG) == debug
     logging.getLogger("monai_saliency").setLevel(logging.NOTSET)
+
+
+def test_each_argument_is_printed() -> None:
+    """Of all public classes that print their call: an argument without a default is an attribute by its name."""
+    rooms = [ms, *(getattr(ms, room) for room in dir(ms) if inspect.ismodule(getattr(ms, room)))]
+    names = [(room, name) for room in rooms for name in getattr(room, "__all__", [])]
+    classes = {each for room, name in names if inspect.isclass(each := getattr(room, name))}
+    printed = [each for each in classes if each.__repr__ is written and not inspect.isabstract(each)]
+    assert len(printed) > 40
+    for each in printed:
+        ours = [kind for kind in each.__mro__ if kind.__module__.startswith("monai_saliency")]
+        source = "".join(map(inspect.getsource, ours))
+        for parameter in inspect.signature(each).parameters.values():
+            is_needed = parameter.default is parameter.empty and "VAR" not in parameter.kind.name
+            if is_needed and parameter.name not in ("keys", "saliency"):  # MONAI's own; a map that is not kept
+                kept = rf"self\.{parameter.name}\b[^=\n]* = |^    {parameter.name}: "
+                assert re.search(kept, source, re.MULTILINE), (each, parameter)
+    assert repr(ms.RegionScore(0, "sigmoid")).startswith("RegionScore(channel=[0], activation='sigmoid'")
+    assert repr(ms.grad_cam(target=1)).endswith("target=AutoTarget(readings={}, classes=[1]))")
+
+
+def test_an_argument_that_is_not_kept() -> None:
+    class Kept:
+        __repr__ = written
+
+        def __init__(self, gone: int, *more: int, **settings: int) -> None: ...
+
+    assert repr(Kept(1)) == "Kept()"
+
+
+def test_a_missing_package_is_said_before_a_map_is_computed(tmp_path: Path) -> None:
+    """In one short error with its pip command, and without the error of the import before it."""
+    code = "import sys; sys.modules['matplotlib'] = None; import monai_saliency as ms; "
+    code += "ms.SaveSaliencyd('saliency', 'out', picture=False); ms.SaveSaliencyd('saliency', 'out')"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.stderr.rstrip().endswith('matplotlib is not installed: pip install "monai-saliency[bundle]"')
+    assert ended.stderr.count("Traceback") == 1

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from monai.inferers import Inferer, SliceInferer
+from monai.inferers import Inferer, SliceInferer, SlidingWindowInferer
 
 from monai_saliency.errors import CaseError, SettingError
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
@@ -31,7 +31,7 @@ Call = Callable[[torch.Tensor, Mapping[Any, torch.Tensor]], Any]
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 #: errors of networks that were given something else than they take
-_OF_SHAPES = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
+_OF_SHAPES = (RuntimeError, TypeError, ValueError, IndexError, AssertionError, AttributeError)
 
 _STEPS = 5  # from a callable to the modules that it holds: a partial, its method, its object, a list, a module
 
@@ -87,7 +87,7 @@ class Forward:
         except SettingError:
             raise
         except ValueError as error:
-            raise CaseError(case, str(error)) from error
+            raise CaseError(case, f"{error}{_other_input(self.network)}") from error
         return output
 
     def patches(self, batch: torch.Tensor) -> Any:
@@ -114,17 +114,18 @@ class Forward:
     def _run(self, batch: torch.Tensor, values: Mapping[Any, torch.Tensor], call: Call) -> Any:
         """Call the network, in halves if the memory is too small. The size that fits is remembered."""
         fits, kind = known_of(self.network), (*batch.shape[1:], str(batch.device), batch.dtype)
+        ran = "ran", len(batch), kind
         size, version = min(len(batch), fits.get(kind, len(batch))), tensor_version(batch)
         while True:
             try:
                 output = _in_parts(batch, values, size, call)
-                fits["ran", kind] = True
+                fits[ran] = True
                 return output
             except Exception as error:
                 # What the network has changed in place cannot be run again.
                 if size == 1 or not _is_out_of_memory(error) or tensor_version(batch) != version:
-                    if ("ran", kind) not in fits and type(error) in _OF_SHAPES:
-                        error.args = (f"{_given_to(self.network, batch)}: {error}",)
+                    if ran not in fits and type(error) in _OF_SHAPES:
+                        error.args = (f"{self._given(batch, error)}: {error}",)
                     raise
             # Here the error is gone, and with it the tensors that its traceback held.
             if batch.is_cuda:
@@ -138,6 +139,14 @@ class Forward:
                 half,
             )
             size = half
+
+    def _given(self, batch: torch.Tensor, error: Exception) -> str:
+        """What a network that fails at its first batch of this kind was given, and what may be wrong with it."""
+        words = f"the network failed on images {tuple(batch.shape)}, {str(batch.dtype)[6:]}, on {batch.device}"
+        if isinstance(error, AttributeError) and isinstance(self.inferer, SlidingWindowInferer):
+            words += "; SlidingWindowInferer takes tensors only: if the network returns a tuple such as (seg, None), "
+            return f"{words}explain lambda images: network(images)[0]"
+        return words + (_mismatch(self.network, batch) or f"; it needs (B, C, *spatial){_other_input(self.network)}")
 
     def _cast(self, batch: torch.Tensor) -> AbstractContextManager[Any]:
         """Autocast around a call of the network, where it is asked for."""
@@ -155,21 +164,37 @@ def _call_seeded(network: Callable[..., Any], seed: int, *inputs: Any, **others:
         return network(*inputs, **others)
 
 
-def _given_to(network: Any, batch: torch.Tensor) -> str:
-    """What a network that fails at its first batch of this kind was given, and what may be wrong with it."""
-    words = f"the network failed on images {tuple(batch.shape)}, {str(batch.dtype)[6:]}, on {batch.device}"
+def _mismatch(network: Any, batch: torch.Tensor) -> str:
+    """How a batch differs from what a module takes: in device, type, axes or channels; empty where it does not."""
     modules = list(network.modules()) if isinstance(network, torch.nn.Module) else []
     first = next((each for each in modules if isinstance(each, (torch.nn.Conv2d, torch.nn.Conv3d))), None)
     weight = next(iter(network.parameters()), None) if modules else None
     if weight is not None and weight.device != batch.device:
-        return f"{words}, and its weights are on {weight.device}: move the images there"
+        return f", and its weights are on {weight.device}: move the images there"
     if weight is not None and weight.dtype != batch.dtype:
-        return f"{words}, and its weights are {str(weight.dtype)[6:]}: convert the images by images.to({weight.dtype})"
+        return f", and its weights are {str(weight.dtype)[6:]}: convert the images by images.to({weight.dtype})"
     if first is not None and first.weight.ndim != batch.ndim:
-        return f"{words}, and it takes {first.weight.ndim - 2} spatial axes: is a batch or a channel axis missing?"
+        axes = "write images[:, None] if the channel axis is missing, images[None] if the batch axis is"
+        return f", and it takes {first.weight.ndim - 2} spatial axes: {axes}"
     if first is not None and first.in_channels != batch.shape[1]:
-        return f"{words}, and its first convolution takes {first.in_channels} channels"
-    return f"{words}; it needs (B, C, *spatial)"
+        is_series = batch.ndim == 5 and first.in_channels == 1
+        advice = ": the volumes of a 4D file are channels, explain one by images[:, :1]" if is_series else ""
+        return f", and its first convolution takes {first.in_channels} channels{advice}"
+    return ""
+
+
+def _other_input(network: Any) -> str:
+    """The advice for a network that uses a tensor which is not among its inputs, such as a function that closes over a
+    clinical variable; else nothing.
+    """
+    parts = vars(network).values() if isinstance(network, torch.nn.Module) else _parts(network)
+    shapes = [tuple(part.shape) for part in parts if isinstance(part, (torch.Tensor, np.ndarray))]
+    if not shapes:
+        return ""
+    return (
+        f"; the network uses a tensor {shapes[0]} that is none of its inputs: if it has a row for each image, write "
+        "ms.explain(network, (images, other), inputs=ms.ArgumentInputs(perturb=0))"
+    )
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -264,7 +264,7 @@ class PerturbationInferer(Inferer):
         Returns:
             the cases with their scores: a :class:`CaseState` each, of an ensemble an :class:`EnsembleState`.
         """
-        callable_network(network)
+        callable_network(network, inputs)
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
         job = Job(inputs, network, args, kwargs, cases, stored, part)

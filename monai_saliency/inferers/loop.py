@@ -124,7 +124,11 @@ class WholeImages:
             self._perturb(filled)
         self.watch.before(batch)
         with stage("forward"):
-            output = self._run_rows(self.batch, filled)
+            try:
+                output = self._run_rows(self.batch, filled)
+            except Exception as error:
+                self.watch.failed(batch, error)
+                raise
         with stage("read scores"):
             self._read(filled, output)
         self.watch.after(batch)

@@ -12,11 +12,12 @@ from typing import Any, cast
 
 import torch
 
+from monai_saliency.errors import CaseError
 from monai_saliency.inferers.batches import Rows
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward, known_of
 from monai_saliency.inferers.perturbation import HIDDEN
-from monai_saliency.inferers.row_check import RowCheck, Seen, run_alone
+from monai_saliency.inferers.row_check import RowCheck, RowsDepend, Seen, run_alone
 from monai_saliency.networks.outputs import rows
 from monai_saliency.utils.monai_private import tensor_version
 
@@ -53,6 +54,25 @@ class RowWatch:
     def before(self, batch: Sequence[Rows]) -> None:
         """Before the network runs."""
         self._version = tensor_version(self.batch)
+
+    def failed(self, batch: Sequence[Rows], error: Exception) -> None:
+        """After the network failed on the first batch of a call: find out whether it takes one image alone. If so, the
+        only image of a call goes through alone. Of several, the network may use further inputs of one of them.
+        """
+        case, size = self.states[0].case.name, len(self.batch)
+        if batch[0][:2] != (0, 0) or size == 1:
+            return
+        try:
+            self.run(self.states[0].images.unperturbed(), [(0, 0, 1)])
+        except Exception:
+            return
+        kind = RowsDepend if len(self.states) == 1 else CaseError
+        raise kind(
+            case,
+            f"the network fails on a batch of {size} and runs one image alone ({getattr(error, 'problem', error)}): if "
+            "it takes one image at a time, set mask_batch_size=1; if it uses another input of one image, give that of "
+            "all images, ms.explain(network, (images, other), inputs=ms.ArgumentInputs(perturb=0))",
+        ) from error
 
     def after(self, batch: Sequence[Rows]) -> None:
         """After the scores are read."""

@@ -13,6 +13,7 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.arguments import TargetLike
 from monai_saliency.methods.arguments import method as reading_arguments
 from monai_saliency.methods.settings import Method, find_method
+from monai_saliency.utils.arguments import callable_network
 
 __all__ = ["explain"]
 
@@ -61,6 +62,7 @@ def explain(
             "`method` must be a name or a function such as ms.rise, without its brackets: give its settings to "
             "explain, or call what it made, explain = ms.rise(target=...); maps = explain(images, network)"
         )
+    callable_network(network, images, "ms.explain(network, images)")
     of_call = {name: settings.pop(name) for name in _OF_CALL if name in settings}
     chosen = find_method(method)
     if inspect.isfunction(chosen):  # a user's own takes what ours take: a class as target, a name as fill

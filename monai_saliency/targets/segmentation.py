@@ -66,12 +66,12 @@ class _SegmentationTarget(Target):
         label_values: Sequence[int | Sequence[int]] | None = None,
     ) -> None:
         check_region(region, self.regions)
-        self.channels = indices_or_word("channel", channel, ["predicted"])
+        self.channel = indices_or_word("channel", channel, ["predicted"])
         self.activation = check_option("activation", activation, list(ACTIVATIONS))
         self.region = region
         self.label_values: dict[int, list[int]] = {}
         if label_values is not None:
-            channels = [] if isinstance(self.channels, str) else self.channels
+            channels = [] if isinstance(self.channel, str) else self.channel
             if not isinstance(label_values, Sequence) or not channels or len(label_values) != len(channels):
                 raise ValueError(f"`label_values` must have one entry for each channel, got {label_values!r}")
             for index, values in zip(channels, label_values, strict=True):
@@ -84,7 +84,6 @@ class _SegmentationTarget(Target):
         if isinstance(self.region, Labels):
             name = "predicted"
         where = "the image" if name == "all" else f"the {name.replace('_', ' ')} region"
-        is_predicted = name in ("predicted", "false_positive")
         parts: list[_Part] = []
         empty = []
         for channel in self._channels(output, case):
@@ -123,9 +122,9 @@ class _SegmentationTarget(Target):
         """The bound target of the explained values, with the words for their regions."""
 
     def _channels(self, output: torch.Tensor, case: Case) -> Sequence[int]:
-        if not isinstance(self.channels, str):
-            check_indices(self.channels, output.shape[1], "channel", "channel")
-            return self.channels
+        if not isinstance(self.channel, str):
+            check_indices(self.channel, output.shape[1], "channel", "channel")
+            return self.channel
         predicted = predicted_labels(output, self.activation).channels(output.shape[1])
         if not predicted:
             raise NothingToExplain(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import torch
@@ -82,16 +83,30 @@ class Saliency(Transform, RandomizableTrait):
 
     def _with_legends(self, img: Any, held: Mapping[str, Any], **given: Any) -> tuple[MetaTensor, list[Legend]]:
         """The map of an image, and what its colours mean in a picture."""
-        image = convert_to_tensor(img, track_meta=True)
+        image = _loaded("the image", img)
+        if image.ndim not in (3, 4):
+            advice = "put EnsureChannelFirstd before Saliencyd"
+            raise ValueError(f"the image must have shape (C, *spatial), got {tuple(image.shape)}: {advice}")
         batch = image[None] if self.device is None else image[None].to(self.device)
         others = {}
         for name, value in held.items():
-            other = convert_to_tensor(value, device=batch.device)
-            others[name] = other[None]
+            others[name] = _loaded(f"the input {name!r}", value).to(batch.device)[None]
+        if given.get("labels") is not None:
+            _loaded("the label map", given["labels"])
         case = Case.of(image[None], name=case_name(image), file=image_file(image), **given)
         inputs = self.inferer.inputs.join(batch, others)
         (explanation,) = with_maps(self.inferer.explain(inputs, self.network, cases=[case]))
         return with_meta_of(image, explanation.saliency.to(image.device)), Legend.of(explanation)
+
+
+def _loaded(what: str, value: Any) -> Any:
+    """A value as a tensor; refused where it is a path that nothing has loaded, or no array."""
+    tensor = convert_to_tensor(value, track_meta=True)
+    if isinstance(tensor, torch.Tensor):
+        return tensor
+    given = f"the path {str(value)!r}" if isinstance(value, (str, PathLike)) else f"a {type(value).__name__}"
+    advice = "put LoadImaged and EnsureChannelFirstd before Saliencyd"
+    raise ValueError(f"{what} must be a tensor or an array, got {given}: {advice}")
 
 
 class Saliencyd(MapTransform, RandomizableTrait):
@@ -148,6 +163,7 @@ class Saliencyd(MapTransform, RandomizableTrait):
         if len(set(self.names)) != len(self.keys) or len(self.names) != len(self.keys):
             raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {[*self.names]}")
         self.saliency = Saliency(network, inferer, device)
+        self.network, self.inferer, self.device = network, inferer, self.saliency.device
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)

@@ -483,3 +483,18 @@ class TestSeedNetwork:
         assert torch.equal(first, second)
         assert bool(first.any())
         assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("patch_memory", [True, False])
+def test_a_tuple_under_a_sliding_window(patch_memory: bool) -> None:
+    """MONAI puts tensors together: the error says how to leave out what is none, and that runs."""
+    images, target = torch.rand(1, 1, 8, 8), ms.RegionScore(0, "none", region="all")
+    explain = ms.sliding_window(4, target=target, inferer=SlidingWindowInferer(4, 2), patch_memory=patch_memory)
+    with pytest.raises(AttributeError, match=r"\(seg, None\), explain lambda images: network\(images\)\[0\]"):
+        explain(images, lambda images: (images, None))
+    assert explain(images, lambda images: (images, None)[0]).isfinite().all()
+
+
+def test_the_volumes_of_a_4d_file() -> None:
+    with pytest.raises(RuntimeError, match=r"takes 1 channels: the volumes of a 4D file .* images\[:, :1\]"):
+        ms.explain(torch.nn.Conv3d(1, 2, 3), torch.rand(1, 3, 8, 8, 8))

@@ -149,10 +149,14 @@ class TestErrors:
             (
                 TensorInput(),
                 {"image": IMAGES},
-                r"`inputs` must be images .*got a dict; set the inferer's `inputs` to DictInput",
+                r"`inputs` must be images .*got a dict with the keys \['image'\]: write batch.*DictInput",
             ),
             (ms.DictInput("t1"), {"image": IMAGES}, r"`perturb` names \['t1'\], the inputs are \['image'\]"),
-            (ms.DictInput("image"), IMAGES, "must be a dictionary or a sequence of tensors for DictInput, got Tensor"),
+            (
+                ms.DictInput("image"),
+                IMAGES,
+                "must be a dictionary or a sequence of tensors for DictInput, got a Tensor",
+            ),
             (ms.DictInput("image"), {"image": IMAGES[0, 0]}, r"input 'image' must be images .*got shape \(9, 8\)"),
             (ms.DictInput("image"), {"image": IMAGES, "age": AGES[:2]}, r"held input 'age' .*, got shape \(2,\)"),
             (ms.DictInput([0, 1]), (IMAGES, PRIORS[..., :4]), r"0 is \(3, 2, 9, 8\).*, 1 is \(3, 1, 9, 4\)"),
