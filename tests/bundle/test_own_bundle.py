@@ -155,8 +155,8 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
         ({"classes": [7]}, "^class 7 is out of range: the network gives 2 classes"),
         ({"checkpoint": "none.pt"}, "checkpoint none.pt does not exist"),
         ({"network_def": DENSENET | {"out_channels": 5}}, "does not fit the network DenseNet"),
-        ({"network_def": UNET, "checkpoint": ""}, "^ClassScore reads one row of class scores.* use RegionScore"),
-        ({"network_def": DENSENET | {"in_channels": 3}, "checkpoint": ""}, "case a: .*channels"),
+        ({"network_def": UNET, "checkpoint": "none"}, "^ClassScore reads one row of class scores.* use RegionScore"),
+        ({"network_def": DENSENET | {"in_channels": 3}, "checkpoint": "none"}, "case a: .*channels"),
     ],
 )
 def test_wrong_settings_say_what_to_do(
@@ -201,7 +201,7 @@ def test_bundle_has_the_properties_of_an_infer_workflow(cohort: Path, checkpoint
         workflow_type="infer",
         bundle_root=str(BUNDLE),
         dataset_dir=str(cohort),
-        checkpoint="",
+        checkpoint="none",
     )
     workflow.initialize()
     assert workflow.check_properties() == []
@@ -313,8 +313,8 @@ def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
     maps = {}
     for name, network in {
         "module": {"checkpoint": str(BUNDLE / "models" / "model.pt")},
-        "export": {"checkpoint": "", "network_def": f"$torch.jit.load({str(exported)!r})", "network_id": "export"},
-        "pt2": {"checkpoint": "", "network_def": f"$torch.export.load({str(program)!r}).module()"},
+        "export": {"checkpoint": "none", "network_def": f"$torch.jit.load({str(exported)!r})", "network_id": "export"},
+        "pt2": {"checkpoint": "none", "network_def": f"$torch.export.load({str(program)!r}).module()"},
         "checkpoint": {"checkpoint": str(program)},
     }.items():
         monai.bundle.run(
