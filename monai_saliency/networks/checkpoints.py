@@ -19,6 +19,7 @@ from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.outputs import in_parts
 from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.monai_private import tree_leaves, tree_map
+from monai_saliency.utils.plain_loading import load_plain
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ def _weights_in(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {path} does not exist: pass --checkpoint with the path of the weights")
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        content: Any = load_plain(path, map_location="cpu")
     except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ValueError(
             f"checkpoint {path} is not a file of weights that can be read without running code in it "
