@@ -30,9 +30,7 @@ _CODE = ("aotinductor/", "opaque_obj_")
 _NO_CODE = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
 
 
-def unloaded_network(
-    network: torch.nn.Module, checkpoint: str | Path | Sequence[str | Path] | None
-) -> torch.nn.Module:
+def unloaded_network(network: torch.nn.Module, checkpoint: str | Path | Sequence[str | Path] | None) -> torch.nn.Module:
     """The network that a checkpoint is for. :func:`~monai_saliency.networks.load_checkpoint` then loads the weights.
 
     Args:

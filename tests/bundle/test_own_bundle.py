@@ -144,6 +144,11 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     ("overrides", "message"),
     [
         ({"dataset_dir": "nowhere"}, "`dataset_dir` nowhere is not a folder"),
+        # Fire, which reads the command line, makes numbers of digits.
+        ({"dataset_dir": 2024}, r"^`dataset_dir` must be a path, got the number 2024.* such as --dataset_dir \./2024"),
+        ({"output_dir": 2024}, r"^`output_dir` must be a path, got the number 2024.* such as --output_dir \./2024"),
+        ({"store_dir": 2024}, r"a path, got the number 2024"),
+        ({"cache_dir": 2024}, r"^`cache_dir` must be a path, got the number 2024"),
         (
             {"spatial_size": [64, 64]},
             r"^`spatial_size` must be one number or one per spatial axis \(3\), got \[64, 64\]",
@@ -154,6 +159,7 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
         ({"fill": "blurr"}, r"^`fill` must be one of .*, got 'blurr': did you mean `blur`\?"),
         ({"classes": [7]}, "^class 7 is out of range: the network gives 2 classes"),
         ({"checkpoint": "none.pt"}, "checkpoint none.pt does not exist"),
+        ({"checkpoint": ""}, "^checkpoint is empty, got ''.*--checkpoint none if the network brings its weights"),
         ({"network_def": DENSENET | {"out_channels": 5}}, "does not fit the network DenseNet"),
         ({"network_def": UNET, "checkpoint": "none"}, "^ClassScore reads one row of class scores.* use RegionScore"),
         ({"network_def": DENSENET | {"in_channels": 3}, "checkpoint": "none"}, "case a: .*channels"),
