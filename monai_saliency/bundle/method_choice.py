@@ -115,9 +115,8 @@ class MethodChoice:
 
     def _say(self, kept: Mapping[str, Any], when: str) -> None:
         """Print the method that is taken, and from which scans."""
-        names = [*kept["cases"][:5], *["..."] * (len(kept["cases"]) > 5)]
-        scans = f"{when} on {len(kept['cases'])} scans ({', '.join(names)})"
-        print(f"\nmethod auto: {kept['taken']}, {scans}, see {self.folder / 'methods.csv'}", flush=True)
+        scans = f"{len(kept['cases'])} scans ({', '.join(kept['cases'])})"
+        print(f"\nmethod auto: {kept['taken']}, {when} on {scans}, see {self.folder / 'methods.csv'}", flush=True)
 
     def _compare(
         self, inferer: PerturbationInferer, network: Any, chosen: list[Scan], network_id: str | None, key: str

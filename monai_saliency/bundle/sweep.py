@@ -100,10 +100,7 @@ class Sweep:
             without = ", ".join(shown) or "-"
             lines.append(f"not complete: {setting.name}: maps of {len(setting.cases)} cases, none of {without}")
             if len(setting.marks) > 1:
-                lines.append(
-                    f"  its maps were made by {len(setting.marks)} settings (column `settings` of summary.csv), as by a "
-                    "run that was stopped: run it again to the end"
-                )
+                lines.append(f"  made by {len(setting.marks)} settings (column `settings`): run it again to the end")
             if setting.failures:
                 first = setting.failures[0]
                 lines.append(f"  {first['case']} failed: {first['error']}")

@@ -286,8 +286,8 @@ def loading_error(error: Exception, case: Mapping[str, Any], index: int) -> Case
         return as_case_error(error, name, f"{step} of the preprocessing failed: ", f". Check the settings of {step}")
     is_series = isinstance(image, list) and format_of(image[0]) is None  # whose paths may name a patient
     files = [file for file in (image if isinstance(image, list) else [image]) if isinstance(file, str | Path)]
-    if forbidden := next(filter(_is_forbidden, files), None):
-        words = "a DICOM file of it" if is_series else forbidden
+    if forbidden := [file for file in files if os.path.exists(file) and not os.access(file, os.R_OK)]:
+        words = "one of its DICOM files" if is_series else forbidden[0]
         return CaseError(name, f"no permission to read {words}: change its mode, such as by chmod +r")
     if is_series:
         words = f"its {len(image)} DICOM files could not be loaded: "
@@ -297,15 +297,6 @@ def loading_error(error: Exception, case: Mapping[str, Any], index: int) -> Case
             return CaseError(name, _missing(file))
     advice = ". Check that it is complete (a truncated file must be copied again), or remove it"
     return as_case_error(error, name, f"{image} could not be loaded: ", advice)
-
-
-def _is_forbidden(file: str | Path) -> bool:
-    """Whether the operating system lets nobody like us read a file."""
-    try:
-        with open(file, "rb"):
-            return False
-    except OSError as error:
-        return isinstance(error, PermissionError)
 
 
 def _failed_step(error: BaseException | None) -> str:

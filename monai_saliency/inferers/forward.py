@@ -194,12 +194,11 @@ def evaluating(network: Any) -> Iterator[None]:
     with _modes:
         # Frozen TorchScript has no mode.
         ours = [part for part in parts if getattr(part, "training", False) or id(part) in _evaluated]
+        for part in ours:
+            if part.training:
+                _evaluate(part)
         _evaluated.update(map(id, ours))
     try:
-        with _modes:
-            for part in ours:
-                if part.training:
-                    _evaluate(part)
         yield
     finally:
         with _modes:

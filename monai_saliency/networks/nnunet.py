@@ -14,7 +14,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import numpy as np
 import torch
 
 from monai_saliency.errors import AdviceError

@@ -35,8 +35,8 @@ _CHECKSUM, _MAP_SIZE = 4, 1 << 30  # bytes
 
 
 class _Pickle:
-    """For ``torch.save``. Python 3.11.0 to 3.11.3 (Debian 12 has 3.11.2) pickle a member of an enum by getattr, which is
-    not read again.
+    """For ``torch.save``. Python 3.11.0 to 3.11.3 (Debian 12 has 3.11.2) would pickle getattr for a member of an enum,
+    which is not read again.
     """
 
     class Pickler(pickle.Pickler):

@@ -84,7 +84,7 @@ def test_rows_of_two_settings_are_not_complete(sweep: Path, capsys: pytest.Captu
     assert [setting.name for setting in found.settings if not setting.complete] == ["method=sliding_window"]
     with pytest.raises(SystemExit):
         main(["gather", str(sweep)])
-    assert "by 2 settings (column `settings` of summary.csv)" in capsys.readouterr().out
+    assert "  made by 2 settings (column `settings`)" in capsys.readouterr().out
     table.add([{**row, "settings": "s0"} for row in table.read()])
     assert gather(sweep).complete
 

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,26 +35,31 @@ def forbidden() -> Iterator[Path]:
         os.chmod(name, 0o755)
         path = write_scan(Path(name, "a.nii.gz"), (4, 4, 4), LPS)
         scan_loader("image")({"image": path})  # so that all of the reader is imported
-        path.chmod(0)
+        shutil.copy(path, path.with_name("slice"))
+        for file in (path, path.with_name("slice")):
+            file.chmod(0)
         is_root = os.geteuid() == 0
         if is_root:
-            os.seteuid(65534)
+            os.setresuid(65534, 65534, 0)
         try:
             yield path
         finally:
             if is_root:
-                os.seteuid(0)
+                os.setresuid(0, 0, 0)
 
 
 @pytest.mark.parametrize("listed", [False, True])
 def test_a_scan_without_permission(listed: bool) -> None:
     with forbidden() as path:
         image: Any = [str(path)] * 2 if listed else str(path)
-        with pytest.raises(Exception) as caught:
+        with pytest.raises(Exception, match=r"a\.nii\.gz") as caught:
             scan_loader("image")({"image": image})
-        assert loading_error(caught.value, {"case": "a", "image": image}, 0).problem == (
-            f"no permission to read {path}: change its mode, such as by chmod +r"
-        )
+        problem = loading_error(caught.value, {"case": "a", "image": image}, 0).problem
+        assert problem == f"no permission to read {path}: change its mode, such as by chmod +r"
+        # The path of a slice may name a patient.
+        series = [str(path.with_name("slice"))]
+        problem = loading_error(caught.value, {"case": "a", "image": series}, 0).problem
+        assert problem == "no permission to read one of its DICOM files: change its mode, such as by chmod +r"
 
 
 class TestPlainFolder:

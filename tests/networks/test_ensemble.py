@@ -188,9 +188,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert load_checkpoint(one, "none") is load_checkpoint(one, None) is one
     for take in (unloaded_network, load_checkpoint):
         for empty in ("", [], ["a.pt", ""]):
-            with pytest.raises(SettingError, match="checkpoint is empty, got .* --checkpoint none"):
+            with pytest.raises(SettingError, match=r"checkpoint is empty, got .* --checkpoint none"):
                 take(one, empty)
-        with pytest.raises(ValueError, match="got the number 2024.* such as --checkpoint ./2024"):
+        with pytest.raises(ValueError, match=r"got the number 2024.* such as --checkpoint ./2024"):
             take(one, 2024)  # type: ignore[arg-type]
     assert len(unloaded_network(one, files).networks) == 2  # type: ignore[arg-type]
 

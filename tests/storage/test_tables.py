@@ -106,7 +106,7 @@ def test_a_table_of_somebody_else_stays(text: str, shared: bool, tmp_path: Path)
         lambda: CaseTable(path, COLUMNS),
         lambda: CaseTable(path),
     ):
-        with pytest.raises(SettingError, match="failures.csv is not a table .*--output_dir"):
+        with pytest.raises(SettingError, match=r"failures.csv is not a table .*--output_dir"):
             make()
     assert path.read_bytes() == before
 

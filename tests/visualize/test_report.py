@@ -207,7 +207,7 @@ def test_pages_of_somebody_else_stay(name: str, folder: Path) -> None:
     path = folder / name
     path.parent.mkdir(parents=True)
     path.write_text("mine")
-    with pytest.raises(AdviceError, match="report has a .* move the folder away"):
+    with pytest.raises(AdviceError, match=r"report has a .* move the folder away"):
         write_report(folder)
     assert path.read_text() == "mine"
 
