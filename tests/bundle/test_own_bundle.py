@@ -12,9 +12,9 @@ import pytest
 import torch
 from helpers import commands
 from helpers.files import rows_of
-from helpers.own_bundle import SMALL_NET, run
+from helpers.own_bundle import SMALL_NET, run, settings
 from helpers.paths import BUNDLE, CONFIGS, SCHEMA
-from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
+from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan, write_scans
 from monai.bundle import ConfigParser, ConfigWorkflow
 from monai.networks.nets import DenseNet
 
@@ -144,11 +144,6 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     ("overrides", "message"),
     [
         ({"dataset_dir": "nowhere"}, "`dataset_dir` nowhere is not a folder"),
-        # Fire, which reads the command line, makes numbers of digits.
-        ({"dataset_dir": 2024}, r"^`dataset_dir` must be a path, got the number 2024.* such as --dataset_dir \./2024"),
-        ({"output_dir": 2024}, r"^`output_dir` must be a path, got the number 2024.* such as --output_dir \./2024"),
-        ({"store_dir": 2024}, r"a path, got the number 2024"),
-        ({"cache_dir": 2024}, r"^`cache_dir` must be a path, got the number 2024"),
         (
             {"spatial_size": [64, 64]},
             r"^`spatial_size` must be one number or one per spatial axis \(3\), got \[64, 64\]",
@@ -173,6 +168,17 @@ def test_wrong_settings_say_what_to_do(
         run(**settings | overrides)
     assert re.search(message, str(root_cause(caught.value))), str(root_cause(caught.value))
     assert not list((tmp_path / "out").rglob("*saliency*"))
+
+
+@pytest.mark.parametrize("name", ["dataset_dir", "output_dir", "store_dir", "cache_dir", "checkpoint"])
+def test_a_number_where_a_path_is_meant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fire, which reads the command line, makes 2024 of 2024, and 202401 of 2024_01."""
+    write_scans(tmp_path, 1)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RuntimeError) as caught:
+        monai.bundle.run(**settings(tmp_path, "out", **{name: 2024}))
+    assert re.search(r"must be a path, got the number 2024.* such as --\w+ \./2024", str(root_cause(caught.value)))
+    assert not (tmp_path / "2024").exists()
 
 
 def test_false_as_a_command_line_writes_it(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
