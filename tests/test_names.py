@@ -41,6 +41,30 @@ def test_names_of_the_package() -> None:
     assert all(getattr(ms, name) is not None for name in names)
 
 
+IMPORTING = """
+import copyreg, logging, sys, warnings
+import monai, torch
+def state():
+    loggers = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    levels = {logger.name: logger.level for logger in loggers if logger.level}
+    hooks = sys.excepthook, torch.get_num_threads(), logging.root.handlers[:], logging.root.level
+    return dict(copyreg.dispatch_table), set(torch.serialization.get_safe_globals()), levels, warnings.filters[:], hooks
+before = state()
+import monai_saliency as ms
+for room in ms._ROOMS:
+    getattr(ms, room)
+    assert state() == before, (room, state(), before)
+ms.explain, ms.attach, ms.cases.Case, ms.deploy.SeriesExplainer, ms.errors.CaseError, ms.sharding.Part
+assert state() == before
+"""
+
+
+def test_importing_changes_nothing_of_the_process() -> None:
+    """Each room is there by its name, and what others have set stays: for pickles, loading, warnings and loggers."""
+    done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.mark.parametrize(("name", "meant"), [("focussed_rise", "focused_rise"), ("metric", "metrics"), ("xyzzy", None)])
 def test_a_misspelt_name(name: str, meant: str | None) -> None:
     end = "" if meant is None else f": did you mean `{meant}`[?]"

@@ -6,10 +6,12 @@ Autocast, and halving a batch that is too large for the memory belong here alone
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -36,6 +38,10 @@ _OF_SHAPES = (RuntimeError, TypeError, ValueError, IndexError, AssertionError, A
 _STEPS = 5  # from a callable to the modules that it holds: a partial, its method, its object, a list, a module
 
 _known: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+
+#: by the id of a module that was in training mode: how many calls of :func:`evaluating` run it now
+_evaluated: Counter[int] = Counter()
+_modes = Lock()  # around every change of modes and counts
 
 
 def known_of(network: Any) -> dict[Any, Any]:
@@ -216,21 +222,30 @@ def _in_parts(batch: torch.Tensor, values: Mapping[Any, torch.Tensor], size: int
 
 @contextmanager
 def evaluating(network: Any) -> Iterator[None]:
-    """Put the modules of a network into evaluation mode. Afterwards each part has the mode it had before.
+    """Put the modules of a network into evaluation mode. Afterwards each part has the mode it had before: the last of
+    several threads that run it, or networks that share it, restores it.
 
     Found are a module with its submodules, and the modules that another callable obviously holds: in a closure, in a
     global variable that a function names, in the object of a method, in a partial, and in plain attributes, lists and
     dictionaries, at most a few steps away. Whoever hides a module deeper calls ``.eval()``.
     """
     parts = [part for module in _held_modules(network) for part in module.modules()]
-    trained = [part for part in parts if getattr(part, "training", False)]  # frozen TorchScript has no mode
-    for part in trained:
-        _evaluate(part)
+    with _modes:
+        # Frozen TorchScript has no mode.
+        ours = [part for part in parts if getattr(part, "training", False) or id(part) in _evaluated]
+        for part in ours:
+            if part.training:
+                _evaluate(part)
+        _evaluated.update(map(id, ours))
     try:
         yield
     finally:
-        for part in trained:
-            part.training = True
+        with _modes:
+            _evaluated.subtract(map(id, ours))
+            for part in ours:
+                if not _evaluated[id(part)]:
+                    part.training = True
+                    del _evaluated[id(part)]
 
 
 def _held_modules(network: Any) -> list[torch.nn.Module]:

@@ -9,7 +9,7 @@ import torch
 
 from monai_saliency.errors import SettingError
 from monai_saliency.utils.monai_private import tree_map
-from monai_saliency.utils.tensors import copied, plain
+from monai_saliency.utils.tensors import plain
 
 #: a key, an index, several of them from the outside in, or a function of the output
 OutputPath: TypeAlias = "str | int | Sequence[str | int] | Callable[[Any], Any]"
@@ -87,8 +87,13 @@ def in_parts(count: int, most: int, least: int, call: Callable[[list[int]], Any]
         size = max(kept, least)
         places = [min(place, count - 1) for place in range(start, start + size)]
         output = rows(call(places), 0, kept, size)
-        outputs.append(tree_map(copied, output))  # the next call may overwrite it
+        outputs.append(tree_map(_cloned, output))  # the next call may overwrite it
     return _joined(outputs, min(most, count))
+
+
+def _cloned(value: Any) -> Any:
+    """A plain copy of a tensor, of which white-box methods take the derivative. Anything else is returned unchanged."""
+    return plain(value).clone() if isinstance(value, torch.Tensor) else value
 
 
 def _joined(outputs: Sequence[Any], count: int) -> Any:

@@ -233,6 +233,11 @@ def torch_device(name: str, value: Any) -> torch.device | None:
 
 def a_path(name: str, value: Any) -> Path:
     """A path."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(
+            f"`{name}` must be a path, got the number {value}, as a command line makes of digits: write ./ before the "
+            f"name, such as --{name} ./{value}"
+        )
     if not isinstance(value, (str, os.PathLike)) or not str(value):
         raise ValueError(f"`{name}` must be a path, got {value!r}")
     if str(value).lower() in {"null", "none", "true", "false"}:  # as a command line makes them; a folder is ./null

@@ -4,7 +4,9 @@ import copy
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from monai.inferers import SimpleInferer, SlidingWindowInferer
 import monai_saliency as ms
 from monai_saliency.engines import CohortEvaluator
 from monai_saliency.inferers.cohort_explainer import CohortExplainer
-from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.forward import Forward, evaluating
 from monai_saliency.networks import Ensemble, accelerated
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.utils.monai_private import holds_compiled
@@ -383,6 +385,46 @@ def test_every_way_in(path: str) -> None:
     network = PIXELS if path == "patches" else Classifier()
     before, (explain, right) = state_of(network), PATHS[path]
     torch.testing.assert_close(torch.as_tensor(explain(network)), right(network), rtol=1e-4, atol=1e-6)
+    assert state_of(network) == before
+
+
+def test_the_last_exit_restores_the_mode() -> None:
+    shared, alone = torch.nn.BatchNorm1d(2), torch.nn.Dropout()
+    first, second = torch.nn.Sequential(shared, alone), torch.nn.Sequential(shared)
+    with ExitStack() as outer:
+        with ExitStack() as inner:
+            inner.enter_context(evaluating(first))
+            outer.enter_context(evaluating(second))  # entered last, and it ends last
+            outer.enter_context(evaluating(first.forward))
+            assert not any(part.training for part in (first, second, shared, alone))
+        assert not any(part.training for part in (first, second, shared, alone))
+    assert all(part.training for part in (first, second, shared, alone))
+    with pytest.raises(KeyError), evaluating(first):
+        raise KeyError
+    assert first.training
+
+
+def test_two_threads_explain_one_network_in_training_mode() -> None:
+    network, started, joined, ended = Classifier(), Event(), Event(), Event()
+    before, right = state_of(network), WINDOWS(SCAN, evaluated(network))
+
+    def first(images: torch.Tensor) -> torch.Tensor:
+        started.set()
+        assert joined.wait(60)
+        return network(images)
+
+    def second(images: torch.Tensor) -> torch.Tensor:
+        joined.set()
+        assert ended.wait(60)  # the first call is over, and this one still runs
+        return network(images)
+
+    with ThreadPoolExecutor(2) as pool:
+        call = pool.submit(WINDOWS, SCAN, first)
+        assert started.wait(60)
+        other = pool.submit(WINDOWS, SCAN, second)
+        assert_close(call.result(), right)
+        ended.set()
+        assert_close(other.result(), right)
     assert state_of(network) == before
 
 
