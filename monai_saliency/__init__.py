@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from monai_saliency.names import *  # noqa: F403
 
 _ROOMS = (
-    *("bundle", "data", "distributed", "engines", "estimators", "fills", "gradients", "handlers", "inferers", "masks"),
-    *("methods", "metrics", "networks", "storage", "targets", "transforms", "utils", "visualize", "xaitk"),
+    *("bundle", "cases", "data", "deploy", "distributed", "engines", "errors", "estimators", "fills", "gradients"),
+    *("handlers", "inferers", "masks", "methods", "metrics", "networks", "sharding", "storage", "targets"),
+    *("transforms", "utils", "visualize", "xaitk"),
 )
 
 

@@ -12,8 +12,10 @@ import torch
 from monai.data import MetaTensor
 from monai.utils import ImageMetaKey
 
+from monai_saliency.errors import CaseError
 from monai_saliency.utils.affines import image_affine, image_spacing
 from monai_saliency.utils.arguments import written
+from monai_saliency.utils.tensors import Box, everywhere, plain, shape_in_words
 
 __all__ = ["Case", "Number", "case_name", "cases_of", "image_file", "with_own_meta"]
 
@@ -42,6 +44,9 @@ class Case:
         prediction: what an evaluator's network gave for this image ``(1, ...)``, before any postprocessing: what is
             explained must be this. None where it is not known.
         affine: from voxels to scanner mm, ``(4, 4)`` or ``(3, 3)``; None where it is unknown.
+        within: the part of the image that is perturbed, and has a map: a mask ``(1, *spatial)``, not 0 there, or a box
+            ``(start, end)`` in voxels, as MONAI's ``generate_spatial_bounding_box`` gives it. Masks are 1 everywhere
+            else, and the map and its standard error are 0. None, the default, for the whole image.
 
     Example::
 
@@ -61,6 +66,7 @@ class Case:
     file: str | None = None
     prediction: Any = None
     affine: np.ndarray | None = None
+    within: Any = None
 
     def __post_init__(self) -> None:
         if self.spacing is not None:  # may be an array or a tensor
@@ -82,10 +88,29 @@ class Case:
     def with_image(self, image: torch.Tensor, index: int, images: torch.Tensor) -> Case:
         """The same case with its image ``(C, *spatial)``, which is image ``index`` of ``images``.
 
-        Voxel sizes, file and affine are read from the meta data of ``images`` where they are not given.
+        Voxel sizes, file and affine are read from the meta data of ``images`` where they are not given. ``within`` is
+        bool ``(1, *spatial)`` then.
         """
         missing = {name: value for name, value in _of_meta(images, index).items() if getattr(self, name) is None}
-        return replace(self, image=image, index=index, **missing)
+        within = None if self.within is None else self._part(image)
+        return replace(self, image=image, index=index, within=within, **missing)
+
+    def _part(self, image: torch.Tensor) -> torch.Tensor:
+        """The voxels of ``within``, bool ``(1, *spatial)``."""
+        part, shape = plain(self.within), (1, *image.shape[1:])
+        if _is_box(part) and len(part[0]) == len(part[1]) == image.ndim - 1:
+            box: Box = tuple(map(slice, *np.clip(part, 0, None).tolist()))
+            part = torch.zeros(shape)
+            part[everywhere(box)] = 1
+        if not isinstance(part, (torch.Tensor, np.ndarray)) or part.shape != shape:
+            words = f"`within` must be a mask {shape} on the image's grid, or a box (start, end) in its voxels"
+            raise CaseError(self.name, f"{words}, got {part if _is_box(part) else shape_in_words(part)}")
+        part = torch.as_tensor(part, device=image.device)
+        if not torch.equal(part, part.round() if part.is_floating_point() else part):
+            raise CaseError(self.name, "`within` has values between whole numbers: resample it by mode='nearest'")
+        if not bool(part.any()):
+            raise CaseError(self.name, "`within` has no voxel of the image, so there is nothing to explain")
+        return part != 0
 
 
 def _of_meta(images: torch.Tensor, index: int) -> dict[str, Any]:
@@ -97,8 +122,17 @@ def _of_meta(images: torch.Tensor, index: int) -> dict[str, Any]:
     }
 
 
+def _is_box(within: Any) -> bool:
+    """Whether a part of an image is given as a box: where it starts and where it ends along each axis."""
+    return isinstance(within, (list, tuple)) and len(within) == 2 and all(np.ndim(side) == 1 for side in within)
+
+
 def cases_of(
-    images: torch.Tensor, labels: Any = None, spacing: Sequence[Any] | None = None, names: Sequence[str] | None = None
+    images: torch.Tensor,
+    labels: Any = None,
+    spacing: Sequence[Any] | None = None,
+    names: Sequence[str] | None = None,
+    within: Any = None,
 ) -> list[Case]:
     """The cases of a batch ``(B, C, *spatial)``, of what is known of them.
 
@@ -107,11 +141,15 @@ def cases_of(
         labels: label maps ``(B, 1, *spatial)``, or a list of B label maps ``(1, *spatial)``.
         spacing: voxel sizes in mm, one per spatial axis, of all images, or a list of B of them.
         names: B names.
+        within: of each image the part that is perturbed: masks ``(B, 1, *spatial)``, a list of B masks or boxes, or one
+            mask ``(1, *spatial)`` or box for all.
     """
     count = len(images)
+    if _is_box(within) or (hasattr(within, "shape") and len(within.shape) == images.ndim - 1):
+        within = [within] * count
     if spacing is not None and spacing[0] is not None and np.ndim(spacing[0]) == 0:
         spacing = [spacing] * count
-    given: dict[str, Any] = {"labels": labels, "spacing": spacing, "names": names}
+    given: dict[str, Any] = {"labels": labels, "spacing": spacing, "names": names, "within": within}
     given = {name: values for name, values in given.items() if values is not None}
     for name, values in given.items():
         if len(values) != count:

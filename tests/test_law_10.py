@@ -95,8 +95,10 @@ def detect(x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
 #: targets by name, each with networks that it explains
 TARGETS: dict[str, list[tuple[Callable[[], Target], Callable[[torch.Tensor], Any]]]] = {
     "AutoTarget": [
-        (lambda: ms.targets.auto.AutoTarget(), network)
-        for network in (classify, segment, detect, lambda x: {"features": segment(x), "pred": classify(x)})
+        (lambda: ms.AutoTarget(activation="softmax"), classify),
+        (lambda: ms.AutoTarget(activation="softmax"), segment),
+        (lambda: ms.AutoTarget(), detect),
+        (lambda: ms.AutoTarget(activation="softmax", output="pred"), lambda x: {"f": segment(x), "pred": classify(x)}),
     ],
     "ClassScore": [(lambda: ms.ClassScore("predicted", "softmax"), classify)],
     "DetectionScore": [(lambda: ms.DetectionScore(0.0), detect)],

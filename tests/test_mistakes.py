@@ -13,6 +13,7 @@ import pytest
 import torch
 from monai.inferers import SimpleInferer, SlidingWindowInferer
 from monai.transforms import Compose
+from torch.utils.data import DataLoader
 
 import monai_saliency as ms
 from monai_saliency import data, metrics, transforms
@@ -23,6 +24,7 @@ NAN, INF = math.nan, math.inf
 TARGET = ms.FunctionScore(lambda output: output)
 IMAGES = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 NETWORK = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+DATA = [{"image": IMAGES[0]}]
 CASES = [{"case": "a", "image": "a.nii"}]
 
 
@@ -53,6 +55,10 @@ def handler(**changes: Any) -> Any:
     settings = {"inferer": window(), "network": NETWORK, "postprocessing": Compose([])}
     settings |= {"summary": CaseTable("nowhere/summary.csv"), "failures": Failures("nowhere/failures.csv")}
     return SaliencyHandler(**settings | changes)
+
+
+def to_map(inputs: Any = None, **settings: Any) -> Any:
+    return ms.Saliencyd("image", NETWORK, window(inputs=inputs), **settings)
 
 
 Row = tuple[Callable[[], Any], str]
@@ -119,10 +125,21 @@ CALLS: list[Row] = [
     (lambda: explain(network="model.pt"), r"`network` must be a network or another callable.*, got 'model.pt'"),
     (lambda: explain(images=torch.rand(1, 64, 48, 3)), r"must be channel-first.* write images.movedim"),
     (lambda: explain(images=IMAGES[0]), r"must be images of shape \(B, C, H, W\)"),
-    (lambda: explain(images="scan.nii.gz"), r"must be images of shape .*, got a str"),
+    (lambda: explain(images="scan.nii.gz"), r"must be images of shape .*, got a str: load it, .*\[None\]"),
+    (lambda: explain(images=[Path("scan.nii.gz")]), r"got a list, whose first entry is a PosixPath: load it"),
+    (lambda: explain(images=DataLoader(DATA)), r"got a DataLoader: write the loop, for batch in loader: .*image"),
+    (lambda: explain(images=DATA), r"got a list, whose first entry is a dict .*: write batch"),
+    (lambda: explain(images=IMAGES[0]), r"got shape \(1, 8, 8\): write images\[:, None\] .* images\[None\]"),
+    (lambda: explain(images=["a.nii"], inputs=ms.ListInput()), r"must be a list of images .* one shape, got a str"),
+    (lambda: explain(images=[IMAGES[0], IMAGES[0, :, :4]], inputs=ms.ListInput()), r"of one shape, got .*\(1, 4, 8\)"),
+    (lambda: explain(images=NETWORK, network=IMAGES), r"`network` is a Tensor: .*, write explain\(images, network\)"),
+    (lambda: ms.explain(IMAGES, NETWORK), r"`network` is a Tensor: .* swapped, write ms.explain\(network, images\)"),
+    (lambda: ms.explain(NETWORK, IMAGES, method="Occlusion"), r"did you mean `sliding_window`"),
+    (lambda: ms.explain(NETWORK, IMAGES, method="occlusion_sensitivity"), r"did you mean `sliding_window`"),
+    (lambda: explain(ms.FunctionScore(lambda o: o[1])), r"output\[:, 1\]; of \(B, 2\) it failed with IndexError"),
     (lambda: explain(images=IMAGES[:, 0].long().numpy()), r"must be images of shape .*, got shape \("),
     (lambda: explain(images=[IMAGES[0]] * 2), r"`inputs` is a list of 2\. .* inputs=ms\.ListInput\(\)"),
-    (lambda: explain(images={"image": IMAGES}), r"set the inferer's `inputs` to DictInput"),
+    (lambda: explain(images={"image": IMAGES}), r"with the keys \['image'\]: write batch.*DictInput"),
     (lambda: explain(images=IMAGES[:0]), r"must be images of shape"),
     (lambda: explain(cases=["a"]), r"`cases` must be a list of cases such as Case\(.*, got 'a'"),
     (lambda: ms.DictInput(None), r"`perturb` must be the name of an input, or a list of names, got None"),
@@ -130,6 +147,16 @@ CALLS: list[Row] = [
 PIPELINES: list[Row] = [
     (lambda: ms.Saliency(NETWORK, ms.rise), r"`inferer` must be an inferer made by .*, got a function"),
     (lambda: ms.Saliency(NETWORK, window(), "gpu"), r"`device` must be a device such as 'cpu'.*, got 'gpu'"),
+    (lambda: to_map()({"image": "scan.nii.gz"}), r"the image must be .*'scan.nii.gz': put LoadImaged .* before"),
+    (lambda: to_map()({"image": IMAGES[0, 0]}), r"must have shape .*\(8, 8\): put EnsureChannelFirstd before"),
+    (
+        lambda: to_map(label_key="label")({"image": IMAGES[0], "label": Path("a.nii")}),
+        r"the label map must be .*'a.nii': put LoadImaged",
+    ),
+    (
+        lambda: to_map(held_keys="age", inputs=ms.DictInput("image"))({"image": IMAGES[0], "age": "62"}),
+        r"the input 'age' must be a tensor",
+    ),
     (lambda: transforms.SaveSaliencyd("saliency", None), r"`output_dir` must be a path, got None"),
     (
         lambda: transforms.SaveSaliencyd("saliency", "out", picture_format="jpg"),

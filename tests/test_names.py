@@ -24,6 +24,7 @@ from monai_saliency.__main__ import main
 from monai_saliency.engines.run import show_cause_only
 from monai_saliency.errors import AdviceError, CaseError, as_case_error, root_cause
 from monai_saliency.methods.settings import describe, own_settings
+from monai_saliency.utils.arguments import written
 
 IMAGES = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 torch.manual_seed(0)
@@ -38,6 +39,30 @@ def test_names_of_the_package() -> None:
     assert {*typed.split(), "MeanFill", "masks", "estimators", "metrics"} <= names
     assert not {name for name in names if name.endswith(("Masks", "Scoring"))}
     assert all(getattr(ms, name) is not None for name in names)
+
+
+IMPORTING = """
+import copyreg, logging, sys, warnings
+import monai, torch
+def state():
+    loggers = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    levels = {logger.name: logger.level for logger in loggers if logger.level}
+    hooks = sys.excepthook, torch.get_num_threads(), logging.root.handlers[:], logging.root.level
+    return dict(copyreg.dispatch_table), set(torch.serialization.get_safe_globals()), levels, warnings.filters[:], hooks
+before = state()
+import monai_saliency as ms
+for room in ms._ROOMS:
+    getattr(ms, room)
+    assert state() == before, (room, state(), before)
+ms.explain, ms.attach, ms.cases.Case, ms.deploy.SeriesExplainer, ms.errors.CaseError, ms.sharding.Part
+assert state() == before
+"""
+
+
+def test_importing_changes_nothing_of_the_process() -> None:
+    """Each room is there by its name, and what others have set stays: for pickles, loading, warnings and loggers."""
+    done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(("name", "meant"), [("focussed_rise", "focused_rise"), ("metric", "metrics"), ("xyzzy", None)])
@@ -65,18 +90,23 @@ def test_a_setting_that_lacks_a_letter(name: str) -> None:
 def test_a_target_is_a_class_several_or_what_is_predicted() -> None:
     maps = lambda **given: ms.rise(20, 2, **given)(IMAGES, NETWORK)  # noqa: E731
     softmax = {"activation": "softmax"}
-    assert_same_bits(maps(), maps(target=ms.ClassScore("predicted", **softmax)))
-    assert_same_bits(maps(target=2), maps(target=ms.ClassScore([2], **softmax)))
+    assert_same_bits(maps(**softmax), maps(target=ms.ClassScore("predicted", **softmax)))
+    assert_same_bits(maps(target=2, **softmax), maps(target=ms.ClassScore([2], **softmax)))
     for two in (np.int64(2), torch.tensor(2)):
-        assert_same_bits(maps(target=two), maps(target=2))
-    assert_same_bits(maps(target=[0, 2]), maps(target=ms.ClassScore([0, 2], **softmax)))
-    assert_same_bits(ms.explain(NETWORK, IMAGES, 2, "rise", num_masks=20, grid_size=2), maps(target=2))
-    assert_same_bits(ms.explain(NETWORK, IMAGES, num_masks=40), ms.focused_rise(40)(IMAGES, NETWORK))
+        assert_same_bits(maps(target=two, **softmax), maps(target=2, **softmax))
+    assert_same_bits(maps(target=[0, 2], **softmax), maps(target=ms.ClassScore([0, 2], **softmax)))
+    few = {"num_masks": 20, "grid_size": 2}
+    assert_same_bits(ms.explain(NETWORK, IMAGES, 2, "rise", **few, **softmax), maps(target=2, **softmax))
+    expected = ms.focused_rise(40, **softmax)(IMAGES, NETWORK)
+    assert_same_bits(ms.explain(NETWORK, IMAGES, num_masks=40, **softmax), expected)
+    for target in (None, 2, [0, 2], "all"):
+        with pytest.raises(ValueError, match="may hold logits of classes, logits of labels or numbers"):
+            ms.explain(NETWORK, IMAGES, target)
     ends_in_softmax = nn.Sequential(NETWORK, nn.Softmax(1))
     expected = maps(target=ms.ClassScore("predicted", "softmax"))
     assert_close(ms.explain(ends_in_softmax, IMAGES, method="rise", num_masks=20, grid_size=2), expected)
     ends_in_sigmoid = nn.Sequential(NETWORK, nn.Sigmoid())
-    with pytest.raises(ValueError, match=r"may hold probabilities or logits: give activation='none' "):
+    with pytest.raises(ValueError, match=r'(?s)may hold probabilities or logits.*activation="none" '):
         ms.explain(ends_in_sigmoid, IMAGES)
     assert ms.explain(ends_in_sigmoid, IMAGES, activation="none", num_masks=8).shape == (
         len(IMAGES),
@@ -91,16 +121,46 @@ def test_ones_own_method_takes_what_ours_take() -> None:
     expected = ms.sliding_window(2, 2, target=target, fill=ms.MeanFill())(IMAGES, NETWORK)
     for given in ({"target": 1, "activation": "softmax"}, {"target": target}):
         assert_same_bits(ms.explain(NETWORK, IMAGES, **given, **own), expected)
+    own["activation"] = "softmax"
     assert_same_bits(ms.explain(NETWORK, IMAGES, **own), ms.explain(NETWORK, IMAGES, target="predicted", **own))
+    del own["activation"]
     ours = {"method": functools.partial(ms.sliding_window, 2, 2), "fill": "mean"}
     assert_same_bits(ms.explain(NETWORK, IMAGES, target=target, **ours), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"activation": "softmax"},
+            "classification into 3: log-odds of the softmax probability of the predicted class",
+        ),
+        ({"target": ms.ClassScore([0, 2], "none")}, "ClassScore: network output of the class (class 0, class 2)"),
+        ({"target": ms.RegressionScore(1)}, "RegressionScore: predicted value (value 1)"),
+        ({"target": ms.FunctionScore(lambda output: output[:, 0])}, "FunctionScore: score of a function (score)"),
+    ],
+)
+@pytest.mark.parametrize("progress", [None, False])
+def test_a_call_says_once_what_it_explains(given: Any, words: str, progress: Any, capsys: Any) -> None:
+    ms.explain(NETWORK, IMAGES, method="sliding_window", window_size=4, progress=progress, **given)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"monai_saliency: {words}\n")
+
+
+def test_a_call_says_what_it_explains_of_the_first_of_several_images(capsys: Any) -> None:
+    images = torch.ones(2, 1, 4, 4)
+    images[1] = -1
+    signs = lambda x: x.mean((1, 2, 3))[:, None] * torch.tensor([[1.0, -1.0]])  # noqa: E731
+    ms.explain(signs, images, target=ms.ClassScore("predicted", "sigmoid"), num_masks=9)
+    line = "ClassScore: log-odds of the sigmoid probability of the class (class 0) (the first of 2 images)"
+    assert capsys.readouterr().err == f"monai_saliency: {line}\n"
 
 
 def test_what_is_known_of_the_images() -> None:
     """By short names, or as cases."""
     labels = (IMAGES > 0.5).long() + 1
     cases = [ms.Case(name, labels=labels[i], spacing=(1.0, 2.0)) for i, name in enumerate(["a", "b"])]
-    explain = ms.region_occlusion(target=0)
+    explain = ms.region_occlusion(target=0, activation="softmax")
     expected = explain.explain(IMAGES, NETWORK, cases=cases)
     arrays = [np.array(sizes, np.float32) for sizes in ((1, 2), [(1, 2)] * 2)]
     for sizes in ((1.0, 2.0), [(1.0, 2.0)] * 2, *arrays, *map(torch.as_tensor, arrays)):
@@ -108,7 +168,7 @@ def test_what_is_known_of_the_images() -> None:
         assert [each.name for each in found] == ["a", "b"]
         assert all(torch.equal(one.saliency, two.saliency) for one, two in zip(found, expected, strict=True))
     assert_same_bits(explain(IMAGES, NETWORK, labels=labels)[1], expected[1].saliency)
-    window = ms.sliding_window(4, window_unit="mm", target=0)
+    window = ms.sliding_window(4, window_unit="mm", target=0, activation="softmax")
     assert_same_bits(window(IMAGES, NETWORK, spacing=(1.0, 2.0)), window(IMAGES, NETWORK, cases=cases))
     with pytest.raises(ValueError, match="`names` must have one entry for each of 2 images, got 1"):
         explain(IMAGES, NETWORK, names=["a"])
@@ -136,7 +196,11 @@ def test_objects_print_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("network", "images", "message"),
     [
-        (nn.Conv3d(1, 2, 3), torch.ones(1, 8, 8, 8), r"\(16, 8, 8, 8\), float32, on cpu.*a batch or a channel axis"),
+        (
+            nn.Conv3d(1, 2, 3),
+            torch.ones(1, 8, 8, 8),
+            r"\(16, 8, 8, 8\), float32, on cpu.*3 spatial axes: write images\[:, None\] if",
+        ),
         (nn.Conv2d(1, 2, 3), torch.ones(1, 2, 8, 8), r"its first convolution takes 1 channels: Given groups=1"),
         (
             nn.Conv2d(1, 2, 3),
@@ -245,3 +309,40 @@ def test_an_uncaught_error_ends_in_its_cause(monkeypatch: pytest.MonkeyPatch, ca
         # Which the log of failed cases asks for.
         assert logging.getLogger("monai_saliency.storage.tables").isEnabledFor(logging.DEBUG) == debug
     logging.getLogger("monai_saliency").setLevel(logging.NOTSET)
+
+
+def test_each_argument_is_printed() -> None:
+    """Of all public classes that print their call: an argument without a default is an attribute by its name."""
+    rooms = [ms, *(getattr(ms, room) for room in dir(ms) if inspect.ismodule(getattr(ms, room)))]
+    names = [(room, name) for room in rooms for name in getattr(room, "__all__", [])]
+    classes = {each for room, name in names if inspect.isclass(each := getattr(room, name))}
+    printed = [each for each in classes if each.__repr__ is written and not inspect.isabstract(each)]
+    assert len(printed) > 40
+    for each in printed:
+        ours = [kind for kind in each.__mro__ if kind.__module__.startswith("monai_saliency")]
+        source = "".join(map(inspect.getsource, ours))
+        for parameter in inspect.signature(each).parameters.values():
+            is_needed = parameter.default is parameter.empty and "VAR" not in parameter.kind.name
+            if is_needed and parameter.name not in ("keys", "saliency"):  # MONAI's own; a map that is not kept
+                kept = rf"self\.{parameter.name}\b[^=\n]* = |^    {parameter.name}: "
+                assert re.search(kept, source, re.MULTILINE), (each, parameter)
+    assert repr(ms.RegionScore(0, "sigmoid")).startswith("RegionScore(channel=[0], activation='sigmoid'")
+    assert repr(ms.grad_cam(target=1)).endswith("target=AutoTarget(readings={}, classes=[1]))")
+
+
+def test_an_argument_that_is_not_kept() -> None:
+    class Kept:
+        __repr__ = written
+
+        def __init__(self, gone: int, *more: int, **settings: int) -> None: ...
+
+    assert repr(Kept(1)) == "Kept()"
+
+
+def test_a_missing_package_is_said_before_a_map_is_computed(tmp_path: Path) -> None:
+    """In one short error with its pip command, and without the error of the import before it."""
+    code = "import sys; sys.modules['matplotlib'] = None; import monai_saliency as ms; "
+    code += "ms.SaveSaliencyd('saliency', 'out', picture=False); ms.SaveSaliencyd('saliency', 'out')"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.stderr.rstrip().endswith('matplotlib is not installed: pip install "monai-saliency[bundle]"')
+    assert ended.stderr.count("Traceback") == 1

@@ -9,6 +9,7 @@ from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.attached_handler import AttachedHandler
 from monai_saliency.bundle.loop import Loop, LoopExplainer
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
+from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.monai_private import event_handlers, postprocessing_of
 
 
@@ -68,7 +69,7 @@ def attach(
         monai_saliency: the loop (Loop) runs Sequential by SimpleInferer on image 'image' ...
         1
     """
-    explaining, folder = AttachSettings.of(**settings), Path(output_dir)
+    explaining, folder = AttachSettings.of(**settings), a_path("output_dir", output_dir)
     if hasattr(evaluator, "add_event_handler"):
         if any(given is not None for given in (loader, inferer, postprocessing)):
             raise ValueError("an evaluator has its own loader, inferer and postprocessing: give none")

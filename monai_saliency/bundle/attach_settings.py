@@ -40,6 +40,8 @@ class AttachSettings:
         image_key: the key of a batch that holds the network's input; found by its values by default.
         key: the key of the map, and the ending of its files' names.
         label_key: the key of a batch that holds label maps, for regions and targets that are made of them.
+        within_key: the key of a batch that holds masks ``(B, 1, *spatial)``, such as of the brain: nothing else is
+            perturbed, and maps are 0 there.
         target: ``"auto"`` (:class:`~monai_saliency.targets.auto.AutoTarget`) or a target.
         output: the part of the network's output that is explained.
         classes: of the automatic target.
@@ -62,6 +64,8 @@ class AttachSettings:
         channels_last: explain with images whose channels come last in memory, which convolutions may run faster.
         compile: explain with the network compiled by ``torch.compile``: True, a mode such as ``"reduce-overhead"``, or
             a dictionary of its arguments.
+        seed_network: for networks that are random on purpose: the seed of torch's generators at each call
+            (:class:`~monai_saliency.PerturbationInferer`).
         report: whether to make a report of the cohort at the end, ``report/index.html`` in the output folder
             (:func:`~monai_saliency.visualize.report.write_report`), and to keep what it shows in ``views/``.
         standard_error: whether to save a standard error with each map that has one, such as a RISE map: how far
@@ -89,6 +93,7 @@ class AttachSettings:
     image_key: str | None = None
     key: str = "saliency"
     label_key: str | None = None
+    within_key: str | None = None
     target: Target | str = "auto"
     output: str | int | Sequence[str | int] | None = None
     classes: Sequence[int] | str = "predicted"
@@ -103,6 +108,7 @@ class AttachSettings:
     amp: str | bool | None = False
     channels_last: bool = False
     compile: bool | str | Mapping[str, Any] | None = False
+    seed_network: int | None = None
     report: bool = True
     standard_error: bool = True
     trust: bool = False
@@ -185,7 +191,8 @@ class AttachSettings:
             output=output,
             autocast=dict(evaluator.amp_kwargs) if evaluator.amp else None,
         )
-        return made if self.inputs is None else made.replace(inputs=self.inputs)
+        further = {"inputs": self.inputs, "seed_network": self.seed_network}
+        return made.replace(**{name: value for name, value in further.items() if value is not None})
 
     def store(self, folder: Path) -> ScoreStore | None:
         """The scores that are kept, for maps in a folder."""

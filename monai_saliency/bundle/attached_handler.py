@@ -23,7 +23,7 @@ from monai_saliency.handlers.saliency_handler import Batch, Item, SaliencyHandle
 from monai_saliency.inferers.fill_choice import choose_fill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
-from monai_saliency.networks.outputs import rows
+from monai_saliency.networks.outputs import read, rows
 from monai_saliency.networks.runtime import accelerated
 from monai_saliency.storage.files import error_key
 from monai_saliency.storage.label_maps import label_problem
@@ -54,6 +54,7 @@ class AttachedHandler(SaliencyHandler):
             network_id=settings.network_id,
             saliency_key=settings.key,
             label_key=None if settings.label_key is None else REGIONS,
+            within_key=None if settings.within_key is None else f"saliency_within_{settings.within_key}",
             standard_error_key=error_key(settings.key) if settings.standard_error else None,
             trust=settings.measures,
             method=settings.chosen.name,
@@ -114,7 +115,7 @@ class AttachedHandler(SaliencyHandler):
         items = _items_of(engine.state.batch, len(images))
         if not self.is_started:
             self._start(engine, items, images, call)
-            if self.is_compared(engine, self._replaying(call, [0])[0], images[0], self.settings.label_key):
+            if self.is_compared(engine, self._replaying(call, [0])[0], images[0]):
                 return
         place = str(self.explainer.assignment.place(engine.state.iteration - 1))
         cases = []
@@ -169,7 +170,7 @@ class AttachedHandler(SaliencyHandler):
         if isinstance(fill, AutoFill) and self.compare is None:
             # The first cases can be run without the evaluator if all that the network gets is the image.
             is_alone = key is not None and not (call.args or call.kwargs)
-            cases = self.first_cases(images[0], settings.label_key) if is_alone else ()
+            cases = self.first_cases(images[0]) if is_alone else ()
             chosen = choose_fill(self._replaying(call, [0])[0], self.explainer.network, cases).fill
             self.inferer = self.inferer.replace(fill=chosen)
         self.is_started = self._is_opened = True
@@ -192,35 +193,46 @@ class AttachedHandler(SaliencyHandler):
                 f"`saliency_key` {self.saliency_key!r} is a key of the batch, and names the map: choose another one "
                 "(--saliency_image_key names the network's input)"
             )
-        return _input_key(items, images, self.settings.label_key) if key is None else key
+        masks = self.settings.label_key, self.settings.within_key
+        return _input_key(items, images, masks) if key is None else key
 
     def _words(self, output: Any, count: int, image: torch.Tensor) -> str:
         """What is explained of the first image, from the output that the evaluator has just computed for it."""
-        target = self.inferer.target
-        if not isinstance(target, AutoTarget):
-            return type(target).__name__
+        target, first = self.inferer.target, rows(output, 0, 1, count)
+        case = Case("the first case", image)
         try:
-            return target.choose(rows(output, 0, 1, count), Case("the first case", image)).words
-        except ValueError as error:  # raised again, with the case's name, when it is explained
-            return f"the first case cannot be explained ({error})"
+            if isinstance(target, AutoTarget):
+                return target.choose(first, case).words
+            return target.bind(read(first, self.inferer.output), case).words()
+        except ValueError as error:
+            if not isinstance(target, AutoTarget):  # one that needs the case's label map
+                return type(target).__name__
+            # Raised again, with the case's name, when it is explained.
+            return f"the first case cannot be explained ({' '.join(str(error).split())})"
 
     def _case(self, item: Item, image: Any, place: str) -> Item:
         """A case of the batch with its name, and its image and regions under the keys where later steps look."""
         value = item.get(self.image_key, image)
         item[self.image_key] = value if isinstance(value, MetaTensor) else MetaTensor(value)
         item["case"] = self._placement.name(item, place)
-        label_key = self.settings.label_key
-        if label_key is not None:
-            if not isinstance(item.get(label_key), torch.Tensor):
-                raise ValueError(
-                    f"the batch has no label map under `saliency_label_key` {label_key!r}, but {_keys_of(item)}"
-                )
-            item[REGIONS] = item[label_key]
+        for setting, own in (("label_key", self.label_key), ("within_key", self.within_key)):
+            key = getattr(self.settings, setting)
+            if key is not None and not isinstance(item.get(key), torch.Tensor):
+                raise ValueError(f"the batch has no label map under `saliency_{setting}` {key!r}, but {_keys_of(item)}")
+            item |= {} if key is None else {own: item[key]}
         if self.image_key != CommonKeys.LABEL:
             # The summary reads a label from its file.
             file = input_file(item.get(CommonKeys.LABEL))
             item["label"] = str(file) if file is not None and file.name.endswith((".nii", ".nii.gz")) else ""
         return item
+
+    def _case_of(self, item: Item, prediction: Any = None) -> Case:
+        # Items of the loader's dataset, on which methods or fills are tried, have not been through `_case`.
+        keys = ((self.label_key, self.settings.label_key), (self.within_key, self.settings.within_key))
+        for place, key in keys:
+            if place is not None:
+                item.setdefault(place, item.get(key))
+        return super()._case_of(item, prediction)
 
     def _has_place(self, case: Item) -> bool:
         """Whether a case's map can lie on its scan; the case fails if it cannot. One that was met has no name."""
@@ -228,10 +240,9 @@ class AttachedHandler(SaliencyHandler):
             return False
         others = self.settings.others
         problem = self._placement.problem_of(case, bool(others.get("dicom") or others.get("dicom_seg")))
-        if problem is None and REGIONS in case:
-            wrong = label_problem(case[REGIONS], case[self.image_key])
-            if wrong:
-                problem = f"its label map {input_file(case[REGIONS])} cannot be used: {wrong}"
+        for key in {self.label_key, self.within_key} & case.keys():
+            if problem is None and (wrong := label_problem(case[key], case[self.image_key])):
+                problem = f"its label map {input_file(case[key])} cannot be used: {wrong}"
         if problem:
             self.explainer.refuse(case["case"], CaseError(case["case"], problem))
         return not problem
@@ -300,10 +311,12 @@ def _by_key(batch: Mapping[Any, Any], count: int) -> list[Item]:
     return cases if has_tensor else []
 
 
-def _input_key(items: Sequence[Mapping[Any, Any]], images: Sequence[torch.Tensor], label_key: Any) -> Any:
-    """The key under which the cases hold what their network got, or its first channels; None if there is none."""
+def _input_key(items: Sequence[Mapping[Any, Any]], images: Sequence[torch.Tensor], others: Sequence[Any]) -> Any:
+    """The key under which the cases hold what their network got, or its first channels; None if there is none. It is
+    none of ``others``.
+    """
     for channels in range(len(images[0]), 0, -1):
-        keys = [key for key in items[0] if key != label_key and _holds_input(key, items, images, channels)]
+        keys = [key for key in items[0] if key not in others and _holds_input(key, items, images, channels)]
         if CommonKeys.IMAGE in keys:
             return CommonKeys.IMAGE
         if len(keys) > 1:

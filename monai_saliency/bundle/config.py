@@ -24,7 +24,7 @@ from monai_saliency.distributed.base import Cohort, Engine, local_device
 from monai_saliency.engines.run import run
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.transforms.writers import case_writers, writer_settings
-from monai_saliency.utils.arguments import did_you_mean, nearest
+from monai_saliency.utils.arguments import a_path, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -77,8 +77,8 @@ class BundleConfig:
     def output_dir(self) -> Path:
         """Where the bundle writes: its ``output_dir``, or else ``<bundle_root>/eval``."""
         folder = self.get("output_dir")
-        if isinstance(folder, (str, Path)) and str(folder):
-            return Path(folder)
+        if folder not in (None, ""):
+            return a_path("output_dir", folder)
         return Path(self.get("bundle_root") or ".") / "eval"
 
     def class_names(self, given: Any = None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from monai_saliency.bundle.chosen_method import ChosenMethod
+from monai_saliency.errors import SettingError
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.settings import SHARED, find_method, own_settings
 from monai_saliency.metrics.truth import LEAST, Scan
@@ -22,10 +23,11 @@ from monai_saliency.networks.identity import network_key
 from monai_saliency.storage.files import locked, write_whole
 from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.storage.tables import CaseTable, write_csv
+from monai_saliency.storage.tables import CaseTable, refuse_foreign, write_csv
 from monai_saliency.utils.arguments import refuse_unknown, whole_number
 from monai_saliency.visualize.report.methods import draw_map, write_methods
 
+_COLUMNS = ["method", "cases", *(name + end for name in FIGURES for end in ("", "_error")), "problem"]
 # Scans that are loaded for each case that is asked for, while few have a label.
 _READ = 20
 
@@ -81,23 +83,40 @@ class MethodChoice:
         with locked(self.folder / ".methods.lock"):
             scans = iter(scans)
             first = list(itertools.islice(scans, 1))
-            key = self._key(inferer, network, network_id, [scan.image.shape for scan in first])
-            self.chosen = self._kept(key) if self.once else None
-            if self.chosen is None:
+            names_and_shapes = [(scan.case.name, scan.image.shape) for scan in first]
+            key, kept = self._key(inferer, network, network_id, names_and_shapes), self._kept()
+            if self.once and key and kept.get("key") == key:
+                self.chosen = kept["method"]
+                self._say(kept, "measured before")
+            else:
                 self._compare(inferer, network, self._first(itertools.chain(first, scans)), network_id, key)
 
-    def _key(self, inferer: PerturbationInferer, network: Any, network_id: str | None, shapes: Any) -> str:
-        """What decides which method is best, but for the scans; empty where that is not known."""
+    def _key(self, inferer: PerturbationInferer, network: Any, network_id: str | None, first: Any) -> str:
+        """What decides which method is best, but for the voxels; empty where that is not known. The name and shape of
+        the ``first`` scan, which is always measured, tell one cohort from another.
+        """
         try:
-            settings = [*inferer.deciding.values(), self.given, self.defaults, self.cases, shapes]
+            settings = [*inferer.deciding.values(), self.given, self.defaults, self.cases, first]
             return fingerprint([network_key(network, network_id, kept=True), *settings])
         except Unfingerprintable:
             return ""
 
-    def _kept(self, key: str) -> dict[str, Any] | None:
+    def _kept(self) -> dict[str, Any]:
+        """What an earlier comparison has found; empty without one. A SettingError where a file is not ours."""
+        refuse_foreign(self.folder / "methods.csv", _COLUMNS)
         path = self.folder / "method.json"
-        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return kept["method"] if key and kept.get("key") == key else None
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"key": "", "method": {}}
+        except ValueError:
+            kept = None
+        if not isinstance(kept, dict) or not {"key", "method"} <= kept.keys():
+            raise SettingError(f"{path} is not of a comparison of methods, and is left as it is: move it away")
+        return kept
+
+    def _say(self, kept: Mapping[str, Any], when: str) -> None:
+        """Print the method that is taken, and from which scans."""
+        scans = f"{len(kept['cases'])} scans ({', '.join(kept['cases'])})"
+        print(f"\nmethod auto: {kept['taken']}, {when} on {scans}, see {self.folder / 'methods.csv'}", flush=True)
 
     def _compare(
         self, inferer: PerturbationInferer, network: Any, chosen: list[Scan], network_id: str | None, key: str
@@ -112,16 +131,16 @@ class MethodChoice:
         table = CaseTable(self.folder / "methods_cases.csv", COLUMNS)
         say = partial(print, file=sys.stderr, flush=True)
         found = Comparison(inferers, network, settings, store, network_id, table, say, show=self._show).run(chosen)
-        columns = ["method", "cases", *(name + end for name in FIGURES for end in ("", "_error")), "problem"]
-        write_csv(self.folder / "methods.csv", columns, found.summary)
+        write_csv(self.folder / "methods.csv", _COLUMNS, found.summary)
         self.chosen = {"method": "focused_rise"} if found.taken is None else settings[found.taken]
         kept = {"key": key, "method": self.chosen, "verdict": found.verdict, "truth": found.truth}
+        why = "" if found.best else f"{found.verdict}. All the same each case is explained by "
+        kept |= {"taken": f"{why}{found.taken or 'the default'}", "cases": [scan.case.name for scan in chosen]}
         write_whole(self.folder / "method.json", json.dumps(kept, indent=1, default=str))
         print(f"\n{found}", flush=True)
         print(f"\n{write_methods(self.folder, found)}", flush=True)
         if self.once:
-            why = "" if found.best else f"{found.verdict}. All the same each case is explained by "
-            print(f"\nmethod auto: {why}{found.taken or 'the default'}, see {self.folder / 'methods.csv'}", flush=True)
+            self._say(kept, "measured now")
         elif found.best is not None:
             print(f"\n{next_command(found.best, self.prefix)}", flush=True)
 

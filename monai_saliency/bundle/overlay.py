@@ -17,7 +17,7 @@ from monai_saliency.bundle.config import BundleConfig, calling_parser, run_cohor
 from monai_saliency.bundle.method_choice import MethodChoice
 from monai_saliency.engines.run import show_cause_only
 from monai_saliency.transforms.writers import writer_settings
-from monai_saliency.utils.arguments import flag
+from monai_saliency.utils.arguments import a_path, flag
 from monai_saliency.utils.tensors import keep_freed_memory
 
 
@@ -36,7 +36,7 @@ class Overlay:
     ) -> None:
         self.keep_memory = flag("saliency_keep_memory", keep_memory)
         self.settings = AttachSettings.of(**settings, prefix="saliency_")
-        self.dir = None if dir is None else Path(dir)
+        self.dir = None if dir is None else a_path("saliency_dir", dir)
         self.evaluator = evaluator
         self.comparison = MethodChoice("", compare_cases, compared_methods, prefix="saliency_")
 

@@ -64,9 +64,14 @@ class Setting:
         return values["forwards"] / values["cases"] if values["cases"] else 0.0
 
     @property
+    def marks(self) -> set[str]:
+        """The marks of the settings that made the rows: one, unless a run with others was stopped."""
+        return {row["settings"] for row in self.rows}
+
+    @property
     def complete(self) -> bool:
-        """Whether there are maps, and no case is missing or has failed."""
-        return bool(self.rows) and not self.missing and not self.failures
+        """Whether there are maps of one run's settings, and no case is missing or has failed."""
+        return len(self.marks) == 1 and not self.missing and not self.failures
 
 
 @dataclass
@@ -94,6 +99,8 @@ class Sweep:
             shown = setting.missing[:5] + (["..."] if len(setting.missing) > 5 else [])
             without = ", ".join(shown) or "-"
             lines.append(f"not complete: {setting.name}: maps of {len(setting.cases)} cases, none of {without}")
+            if len(setting.marks) > 1:
+                lines.append(f"  made by {len(setting.marks)} settings (column `settings`): run it again to the end")
             if setting.failures:
                 first = setting.failures[0]
                 lines.append(f"  {first['case']} failed: {first['error']}")

@@ -32,7 +32,7 @@ from monai_saliency.storage.cache import (
     encode,
 )
 from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files, library_versions, paths_of
-from monai_saliency.utils.arguments import check_option, flag, instance, whole_number
+from monai_saliency.utils.arguments import a_path, check_option, flag, instance, whole_number
 from monai_saliency.utils.precision import chosen_arithmetic
 
 # Random transforms keep what they have drawn in their attributes, so one thread at a time draws.
@@ -227,10 +227,11 @@ def _backend(cache: str, cache_dir: str | Path | None, window: int) -> Backend |
     if cache in {"disk", "lmdb"} and cache_dir is None:
         raise ValueError(f"cache {cache!r} needs `cache_dir`, a folder to keep the preprocessed scans in")
     if cache == "lmdb":
-        return LMDBBackend(Path(cache_dir or "") / "cache.lmdb")
+        return LMDBBackend(a_path("cache_dir", cache_dir) / "cache.lmdb")
     if cache == "memory":
         return MemoryBackend()
-    files = DiskBackend(cache_dir) if cache in {"disk", "window"} and cache_dir is not None else None
+    on_disk = cache in {"disk", "window"} and cache_dir is not None
+    files = DiskBackend(a_path("cache_dir", cache_dir)) if on_disk else None
     return MemoryBackend(window, files) if cache == "window" else files
 
 

@@ -284,11 +284,16 @@ def loading_error(error: Exception, case: Mapping[str, Any], index: int) -> Case
     step = _failed_step(error)
     if step and not step.startswith("Load"):
         return as_case_error(error, name, f"{step} of the preprocessing failed: ", f". Check the settings of {step}")
-    if isinstance(image, list) and format_of(image[0]) is None:  # whose paths may name a patient
+    is_series = isinstance(image, list) and format_of(image[0]) is None  # whose paths may name a patient
+    files = [file for file in (image if isinstance(image, list) else [image]) if isinstance(file, str | Path)]
+    if forbidden := [file for file in files if os.path.exists(file) and not os.access(file, os.R_OK)]:
+        words = "one of its DICOM files" if is_series else forbidden[0]
+        return CaseError(name, f"no permission to read {words}: change its mode, such as by chmod +r")
+    if is_series:
         words = f"its {len(image)} DICOM files could not be loaded: "
         return as_case_error(error, name, words, ". Copy them again, or convert the series to NIfTI")
-    for file in image if isinstance(image, list) else [image]:
-        if isinstance(file, str | Path) and not os.path.exists(file):
+    for file in files:
+        if not os.path.exists(file):
             return CaseError(name, _missing(file))
     advice = ". Check that it is complete (a truncated file must be copied again), or remove it"
     return as_case_error(error, name, f"{image} could not be loaded: ", advice)

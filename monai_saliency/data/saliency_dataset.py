@@ -63,6 +63,7 @@ class SaliencyDataset(CachedDataset):
             the image has this type.
         label_key: the key of the label map, for masks and targets made of regions.
         held_keys: the keys of the network's other inputs, see :class:`monai_saliency.Saliencyd`.
+        within_key: the key of the part that is perturbed, see :class:`monai_saliency.Saliencyd`.
         device: the device to explain on. Default: the device of the image.
         checksum: identify a scan's files by their content. Otherwise by path, size and modification time.
 
@@ -98,13 +99,16 @@ class SaliencyDataset(CachedDataset):
         held_keys: KeysCollection = (),
         device: torch.device | str | None = None,
         checksum: bool = False,
+        within_key: str | None = None,
     ) -> None:
         # For the last 32 scans of "window": each has two entries, the scan and its map.
         super().__init__(data, transform, cache, cache_dir, checksum, window=64)
         self.network_id = network_id
         self.image_key = image_key
         self.saliency_key = saliency_key
-        self._to_map = Saliencyd(image_key, network, inferer, saliency_key, device, label_key, held_keys)
+        self._to_map = Saliencyd(
+            image_key, network, inferer, saliency_key, device, label_key, held_keys, within_key=within_key
+        )
         random = [place for place, step in enumerate(self._steps) if is_random(step)]
         self._num_prepared = random[0] if random else len(self._steps)
         self._warn_of_one_moved(self._steps[self._num_prepared :])
@@ -136,7 +140,7 @@ class SaliencyDataset(CachedDataset):
             return None
         network, inferer = self._to_map.saliency.network, self._to_map.saliency.inferer
         decides = [type(inferer), inferer.deciding, inferer.estimator]
-        decides += [self.image_key, self._to_map.label_key, self._to_map.held_keys]
+        decides += [self.image_key, self._to_map.label_key, self._to_map.held_keys, self._to_map.within_key]
         try:
             if self._num_cached < self._num_prepared:
                 name = type(self._steps[self._num_cached]).__name__

@@ -66,7 +66,8 @@ class RankShare(Share):
         hashes = {name: _hash(value) for name, value in given.items()}
         hashes["the network"] = network_fingerprint(self.network, kept=True)
         for walk in walks:
-            walk.scores.made_by = {**hashes, "masks": repr(walk.masks.key)}
+            within = _hash(None if walk.case.within is None else walk.case.within.cpu())
+            walk.scores.made_by = {**hashes, "masks": repr(walk.masks.key), "`within`": within}
 
     def mine(self, batches: list[list[Run]]) -> list[list[Run]]:
         self.told = False
@@ -158,6 +159,7 @@ class BatchExplainer:
         image_key: the key of the images, in batches that are dictionaries.
         label_key: the key of label maps ``(B, 1, *spatial)``, for masks and targets that are made of regions.
         held_keys: the keys of the network's other inputs, which the inferer's ``inputs`` passes on under these names.
+        within_key: the key of masks ``(B, 1, *spatial)``: outside of them nothing is perturbed, and maps are 0.
     """
 
     def __init__(
@@ -168,12 +170,13 @@ class BatchExplainer:
         image_key: str = CommonKeys.IMAGE,
         label_key: str | None = None,
         held_keys: Sequence[str] = (),
+        within_key: str | None = None,
     ) -> None:
         split = check_option("split", split, ("cases", "masks"))
         self.network = _unwrapped(network)
         self.inferer = inferer.replace(sharing=MasksOverRanks()) if split == "masks" else inferer
         self.image_key = image_key
-        self.label_key = label_key
+        self.keys = {"labels": label_key, "within": within_key}
         self.held_keys = tuple(held_keys)
 
     def __call__(self, batch: Any) -> list[dict[str, Any]]:
@@ -196,6 +199,5 @@ class BatchExplainer:
         given: dict[str, Any] = {}
         if "case" in values:
             given["name"] = str(values["case"][index])
-        if self.label_key is not None:
-            given["labels"] = values[self.label_key][index]
+        given |= {name: values[key][index] for name, key in self.keys.items() if key is not None}
         return Case.of(images, index, **given)

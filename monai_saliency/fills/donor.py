@@ -63,7 +63,7 @@ class DonorFill(CaseFill):
             if not self.files:
                 raise ValueError(f"`donor` must be a scan, and there is no file {self.donor}")
         load: Any = [mt.LoadImaged(key), mt.EnsureChannelFirstd(key)] if transform is None else transform
-        self.pipeline = load if isinstance(load, mt.Compose) else mt.Compose(load)
+        self.transform = load if isinstance(load, mt.Compose) else mt.Compose(load)
         self.key = key
 
     def bind(self, case: Case) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -76,7 +76,7 @@ class DonorFill(CaseFill):
             return self.donor
         image: Any = self.donor
         try:
-            for step in steps_on(self.pipeline, self.key):
+            for step in steps_on(self.transform, self.key):
                 image = run_step(step, self.key, image)
         except Exception as error:
             cause = root_cause(error)

@@ -105,7 +105,7 @@ class ScanUnitFill(CaseFill):
     ) -> None:
         finite_numbers("value", value)
         self.value = value
-        self.pipeline = transform if isinstance(transform, mt.Compose) else mt.Compose(transform)
+        self.transform = transform if isinstance(transform, mt.Compose) else mt.Compose(transform)
         self.key = key
 
     def bind(self, case: Case) -> ConstantFill:
@@ -116,7 +116,7 @@ class ScanUnitFill(CaseFill):
             )
         image: Any = case.file
         values = torch.as_tensor(self.value, dtype=torch.float64).reshape(-1)
-        for step in steps_on(self.pipeline, self.key):
+        for step in steps_on(self.transform, self.key):
             before, image = image, self._run(step, image)
             values = self._after(step, before, image, values)
         if not _is_array(image) or not _same(torch.as_tensor(image).to(case.image), case.image, 1e-3):

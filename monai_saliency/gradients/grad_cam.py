@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
+from threading import Lock, get_ident
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 #: by network: the layer that the log has named
 _named: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_registering = Lock()  # torch counts the ids of hooks without one: two threads would get the same id
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 _KINDS = "Conv ConvTranspose BatchNorm InstanceNorm MaxPool AvgPool AdaptiveMaxPool AdaptiveAvgPool"
 _LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
@@ -77,8 +79,9 @@ class GradCAM(GradientMethod):
             raise ValueError(f"`target_layer` {self.target_layer!r} {words}: see network.named_modules()")
         watched = _Watched(network, names, _Layouts(tuple(images.shape)))
         with ExitStack() as stack:
-            for name, module in modules.items():
-                stack.callback(module.register_forward_hook(partial(watched.note, name)).remove)
+            with _registering:
+                for name, module in modules.items():
+                    stack.callback(module.register_forward_hook(partial(watched.note, name)).remove)
             yield watched
 
     def pull(
@@ -135,16 +138,19 @@ class _Layer(NamedTuple):
 
 
 class _Watched:
-    """One call of a network, and the layer of it that is read: the last one of the coarsest that may be read."""
+    """One call of a network in this thread, and the layer of it that is read: the last one of the coarsest that may be
+    read. Other threads may call the network meanwhile.
+    """
 
     def __init__(self, network: nn.Module, names: set[str], layouts: _Layouts) -> None:
         self.network, self.names, self.layouts = network, names, layouts
+        self.thread = get_ident()
         self.layer: _Layer | None = None
         self.unclear = ""
 
     def note(self, name: str, module: nn.Module, inputs: Any, output: Any) -> torch.Tensor | None:
         """Take the output of a layer that is as coarse, or coarser. A tensor that is returned replaces the output."""
-        if not isinstance(output, torch.Tensor):
+        if not isinstance(output, torch.Tensor) or get_ident() != self.thread:
             return None
         layout = self.layouts.of(module, output.shape)
         if name not in self.names or not output.requires_grad:

@@ -47,6 +47,8 @@ def described(
     found: dict[str, str] = {}
     for name in ("masks", "fill", "target", "estimator", "inferer", "inputs", "output", "autocast"):
         _describe(getattr(inferer, name), name, found)
+    if inferer.seed_network is not None:
+        found["seed_network"] = str(inferer.seed_network)
     for name, value in runtime_settings(network).items():
         found[f"network.{name}"] = str(value)
     network = plain_network(network)

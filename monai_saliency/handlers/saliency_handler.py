@@ -85,6 +85,7 @@ class SaliencyHandler:
         network_id: a name for the network in the store, needed where it is not a module.
         saliency_key: the key of the map.
         label_key: the key of a case's label map ``(1, *spatial)`` on the network's grid, for regions.
+        within_key: the key of the part of a case that is perturbed, a mask ``(1, *spatial)`` on the network's grid.
         standard_error_key: the key of the map's standard error, of the map's shape, where it has one; None for none. It
             costs about as much time as making the perturbed images again.
         trust: measures how far to trust each map, for the summary and ``trust.md``; it multiplies the forwards.
@@ -128,6 +129,7 @@ class SaliencyHandler:
         standard_error_key: str | None = None,
         trust: Trust | None = None,
         method: str | None = None,
+        within_key: str | None = None,
     ) -> None:
         self.explainer = CohortExplainer(inferer, network, store, failures, network_id)
         self.inferer = self.explainer.inferer
@@ -136,7 +138,7 @@ class SaliencyHandler:
         self.failures = failures
         self.image_key: Any = CommonKeys.IMAGE
         self.saliency_key = saliency_key
-        self.label_key = label_key
+        self.label_key, self.within_key = label_key, within_key
         self.standard_error_key = standard_error_key
         self.trust = trust
         self.method = method
@@ -222,18 +224,17 @@ class SaliencyHandler:
             item.setdefault("case", scan_name(images, i))
         yield Batch(images, items, predictions=self._predictions(engine, len(items)))
 
-    def first_cases(self, like: torch.Tensor, label_key: Any = None) -> Iterator[tuple[torch.Tensor, Case]]:
+    def first_cases(self, like: torch.Tensor) -> Iterator[tuple[torch.Tensor, Case]]:
         """The cohort's first loadable cases, each an image ``(1, C, *spatial)`` of the type of ``like``."""
-        for scan in self._first_scans(like, label_key, _FIRST):
+        for scan in self._first_scans(like, _FIRST):
             yield scan.image[None], scan.case
 
-    def _first_scans(self, like: torch.Tensor, label_key: Any, most: int | None = None) -> Iterator[Scan]:
+    def _first_scans(self, like: torch.Tensor, most: int | None = None) -> Iterator[Scan]:
         dataset: Any = getattr(self._loader, "cohort", getattr(self._loader, "dataset", None))
         count = len(dataset) if isinstance(dataset, Sized) else 0
         for index in range(min(most or count, count)):
             try:
                 item = {"case": str(index), **dataset[index]}
-                item.setdefault(self.label_key, item.get(label_key))
                 image = plain(item[self.image_key]).to(plain(like))
                 read = None if most else self.label_of(item)
                 label = None if read is None else plain(read())[0].to(image.device) != 0
@@ -241,11 +242,11 @@ class SaliencyHandler:
             except Exception as error:
                 logger.warning("case %d of the cohort is left out of the first cases: %s", index, error)
 
-    def is_compared(self, engine: Any, inferer: PerturbationInferer, like: torch.Tensor, label_key: Any = None) -> bool:
+    def is_compared(self, engine: Any, inferer: PerturbationInferer, like: torch.Tensor) -> bool:
         """Whether this run compares methods on the first cases, which is done here, and explains none."""
         if self.compare is not None:
             explainer = self.explainer
-            self.compare(inferer, explainer.network, self._first_scans(like, label_key), explainer.network_id)
+            self.compare(inferer, explainer.network, self._first_scans(like), explainer.network_id)
             engine.terminate()
         return self.compare is not None
 
@@ -261,6 +262,7 @@ class SaliencyHandler:
         return Case(
             str(item["case"]),
             labels=None if self.label_key is None else item.get(self.label_key),
+            within=None if self.within_key is None else item[self.within_key],
             spacing=image_spacing(image[None]),
             file=image_file(image),
             prediction=prediction,
@@ -301,6 +303,7 @@ class SaliencyHandler:
         known = network_fingerprint(network, network_id, kept=True) or "unknown"
         if known not in self._marks:
             description = described(self.inferer, network, network_id, self._loader)
+            description |= {} if self.within_key is None else {"within": str(self.within_key)}
             self._marks[known] = note_settings(self.summary, description)
         return self._marks[known]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,14 @@ from monai_saliency.storage.files import locked, write_whole
 from monai_saliency.storage.tables import CaseTable
 from monai_saliency.visualize.legend import is_noise
 
+logger = logging.getLogger(__name__)
+
 Row = Mapping[str, str]
 
 # A randomised network's maps that agree more, in rank, are maps of the scan. Nor may they find more of the label than
 # this share of what the maps find.
 _MOST = 0.5
+_TITLE = "# How far to trust these maps\n"  # of templates/trust.md
 
 
 def verdict(rows: Sequence[Row]) -> str:
@@ -62,8 +66,13 @@ def trust_page(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_trust_page(summary: CaseTable) -> None:
-    """Write the page of a table to ``trust.md`` in its folder. Remove that page where no row has figures any more."""
+    """Write the page of a table to ``trust.md`` in its folder. Remove that page where no row has figures any more. A
+    ``trust.md`` of somebody else is left as it is.
+    """
     path = summary.path.with_name("trust.md")
+    if path.exists() and not path.read_bytes().startswith(_TITLE.encode()):
+        logger.warning("%s is not a page of monai-saliency, and is left as it is: move it away, and run again", path)
+        return
     # Read under the lock, so that the last of several processes writes the page with all rows.
     with locked(path.with_name(f".{path.name}.lock")):
         if page := trust_page(summary.read()):

@@ -10,6 +10,7 @@ import torch
 
 from monai_saliency.inferers.walk import Walk
 from monai_saliency.masks.base import BoundMasks, Id
+from monai_saliency.networks.outputs import placed
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.precision import accumulation_dtype
 from monai_saliency.utils.tensors import Box, everywhere, tight, within
@@ -95,7 +96,7 @@ class CasePatches:
         place = (0, self.channels, *box)
         kept = self.volume[place].clone()
         self.volume[place] = values
-        scores = self.target(self.volume)[0].clone()
+        scores = self.target(placed(self.volume, self.target.path))[0].clone()
         self.volume[place] = kept
         return scores
 

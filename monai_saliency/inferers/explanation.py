@@ -57,6 +57,7 @@ class Explanation:
         kind: the meaning of the values of such a map.
         members: the explanations of the members of an :class:`~monai_saliency.networks.Ensemble`. Then the map and the
             scores are the members' means; where masks depend on scores, the rows of all members follow each other.
+        within: the voxels that are explained, bool ``(1, *spatial)``, see :class:`~monai_saliency.Case`; None for all.
 
     Example::
 
@@ -86,6 +87,7 @@ class Explanation:
     maps: torch.Tensor | None = None
     kind: Meaning | None = None
     members: Sequence[Explanation] = ()
+    within: torch.Tensor | None = None
 
     @cached_property
     def saliency(self) -> torch.Tensor:
@@ -99,7 +101,8 @@ class Explanation:
             if self.members:
                 return torch.stack([member.saliency for member in self.members]).mean(dim=0)
             estimator: Any = self.estimator
-            return torch.cat([estimator.compute(observed) for observed in self.observed])
+            maps = torch.cat([estimator.compute(observed) for observed in self.observed])
+            return inside(maps, self.within)
 
     @cached_property
     def disagreement(self) -> torch.Tensor | None:
@@ -146,7 +149,9 @@ class Explanation:
         with torch.no_grad(), stage("standard error"):
             errors = joined([self.estimator.standard_error(observed) for observed in self.observed])
         # Of an ensemble's members the mean.
-        return None if errors is None else errors.unflatten(0, (-1, len(self.explained))).mean(dim=0)
+        if errors is None:
+            return None
+        return inside(errors.unflatten(0, (-1, len(self.explained))).mean(dim=0), self.within)
 
     @cached_property
     def fill_leaves(self) -> torch.Tensor | None:
@@ -168,8 +173,9 @@ class Explanation:
         each = zip(self.target.labels, leaves, strict=False)
         if not (found := [f"{share:.0%} of {label_name(label)}" for label, share in each if share > FILL_LEAVES]):
             return ""
+        hidden = "the whole scan" if self.within is None else "the whole part"
         return (
-            f"hiding the whole scan leaves {', '.join(found)}, so this map shows little (expected for an absence, such "
+            f"hiding {hidden} leaves {', '.join(found)}, so this map shows little (expected for an absence, such "
             "as a healthy scan; otherwise try another fill)"
         )
 
@@ -262,6 +268,11 @@ def with_maps(explanations: list[Explanation]) -> list[Explanation]:
     if all(each.target.nothing for each in explanations):
         raise NothingToExplain(explanations[0].name, explanations[0].target.nothing)
     return explanations
+
+
+def inside(values: torch.Tensor, part: torch.Tensor | None) -> torch.Tensor:
+    """Maps ``(K, *spatial)`` with 0 outside of a part ``(1, *spatial)``; unchanged where there is none."""
+    return values if part is None else torch.where(part.to(values.device), values, 0.0)
 
 
 def joined(of_searches: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

@@ -147,7 +147,7 @@ def _tried(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case, 
             halved = []
             for candidate in auto.candidates.values():
                 fill = candidate.bind(case) if isinstance(candidate, CaseFill) else candidate
-                halved += [bound(output(image))[0].clone() for image in _halved(case.image, fill, masks)]
+                halved += [bound(output(image))[0].clone() for image in _halved(case, fill, masks)]
             scores = torch.stack(halved)
             for stored in kept:
                 stored.add(range(len(scores)), scores)
@@ -159,9 +159,11 @@ def _tried(inferer: PerturbationInferer, network: Any, inputs: Any, case: Case, 
     return torch.stack([left, ((halves - hidden) / hidden).abs().mean(dim=1)])
 
 
-def _halved(image: torch.Tensor, fill: Any, masks: BoundMasks) -> Iterator[torch.Tensor]:
-    """An image with everything hidden, then with each half and its complement."""
+def _halved(case: Case, fill: Any, masks: BoundMasks) -> Iterator[torch.Tensor]:
+    """A case's image with everything hidden, then with each half and its complement."""
+    image = case.image
     halves = (masks.render([number]).to(image) for number in range(_HALVES))
     for mask in itertools.chain([torch.zeros_like(image[None, :1])], *((half, 1 - half) for half in halves)):
+        mask = mask if case.within is None else torch.where(case.within, mask, 1.0)
         filled = fill.of(image[None], mask) if hasattr(fill, "of") else fill(image[None])
         yield blend(filled.to(image), image[None], mask, bool(image.isfinite().all()))[0]

@@ -46,7 +46,7 @@ from monai_saliency.sharding import WHOLE, Part
 from monai_saliency.storage.label_maps import label_problem
 from monai_saliency.storage.score_store import StoredScores
 from monai_saliency.targets.base import BoundTarget, Target
-from monai_saliency.utils.arguments import callable_network, instance, written
+from monai_saliency.utils.arguments import callable_network, instance, whole_number, written
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.tensors import plain, shape_in_words
 
@@ -94,6 +94,11 @@ class PerturbationInferer(Inferer):
         patch_memory: under a ``SlidingWindowInferer``, run only those patches that a mask changes in a new way, and
             remember their outputs within these limits (True: the default limits). False runs whole images. Scores are
             the same; see :mod:`monai_saliency.inferers.patches`.
+        seed_network: for networks that are random on purpose, such as MC dropout by ``F.dropout(..., training=True)``:
+            the seed of torch's generators, on the CPU and the images' GPU, at each call of the network, so that every
+            image gets the same draw. A row's draw depends on its place in the batch, so most such networks run one
+            image at a time. An evaluator's own prediction is another draw, and is not compared. None, the default,
+            seeds nothing.
 
     Settings never change once made: :meth:`replace` gives a changed copy.
 
@@ -125,6 +130,7 @@ class PerturbationInferer(Inferer):
         patch_memory: PatchMemory | bool | None = True,
         autocast: Mapping[str, Any] | None = None,
         sharing: Sharing | None = None,
+        seed_network: int | None = None,
     ) -> None:
         super().__init__()
         _check_settings(locals(), self.needs_masks)
@@ -140,6 +146,7 @@ class PerturbationInferer(Inferer):
         self.inputs = inputs if inputs is not None else TensorInput()
         self.patch_memory = patch_memory
         self.autocast = autocast
+        self.seed_network = None if seed_network is None else whole_number("seed_network", seed_network, 0)
         self._made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -162,7 +169,8 @@ class PerturbationInferer(Inferer):
         """The settings that decide the scores of a mask, by name. Others only decide how fast they are computed."""
         names = ("masks", "target", "fill", "inferer", "inputs", "output")
         deciding = {name: getattr(self, name) for name in names}
-        return deciding if self.autocast is None else {**deciding, "autocast": dict(self.autocast)}
+        further = {"autocast": self.autocast and dict(self.autocast), "seed_network": self.seed_network}
+        return deciding | {name: value for name, value in further.items() if value is not None}
 
     def replace(self, **changes: Any) -> PerturbationInferer:
         """A copy with other settings.
@@ -179,7 +187,11 @@ class PerturbationInferer(Inferer):
             NothingToExplain: when there is nothing to explain in any image.
             ValueError: when the images have different numbers of maps.
         """
-        explanations = with_maps(self.explain(inputs, network, *args, **kwargs))
+        return self.stacked(inputs, self.explain(inputs, network, *args, **kwargs))
+
+    def stacked(self, inputs: Any, explanations: list[Explanation]) -> torch.Tensor:
+        """The maps ``(B, K, *spatial)`` of explanations, with the inputs' meta data."""
+        explanations = with_maps(explanations)
         counts = sorted({len(explanation.saliency) for explanation in explanations})
         if len(counts) > 1:
             without = [f"; {each.name} has none: {each.target.nothing}" for each in explanations if each.target.nothing]
@@ -202,6 +214,7 @@ class PerturbationInferer(Inferer):
         labels: Any = None,
         spacing: Sequence[Any] | None = None,
         names: Sequence[str] | None = None,
+        within: Any = None,
         **kwargs: Any,
     ) -> list[Explanation]:
         """Explain a batch of images, and give all that is known of each. An image in which there is nothing to explain
@@ -219,13 +232,16 @@ class PerturbationInferer(Inferer):
             labels: instead of ``cases``, label maps ``(B, 1, *spatial)`` on the images' grid.
             spacing: instead of ``cases``, voxel sizes in mm of all images, or a list of B of them.
             names: instead of ``cases``, B names.
+            within: instead of ``cases``, the part of each image that is perturbed and has a map: masks
+                ``(B, 1, *spatial)``, not 0 there, one mask ``(1, *spatial)`` for all, or a box ``(start, end)`` in
+                voxels. Nothing else is hidden, and maps are 0 there.
             args: passed on to the inner inferer.
             kwargs: passed on to the inner inferer.
         """
-        if any(each is not None for each in (labels, spacing, names)):
+        if any(each is not None for each in (labels, spacing, names, within)):
             if cases is not None:
-                raise ValueError("`cases` have labels, spacing and names: give either these or `cases`")
-            cases = cases_of(self.inputs.split(inputs).meta, labels, spacing, names)
+                raise ValueError("`cases` have labels, spacing, names and within: give either these or `cases`")
+            cases = cases_of(self.inputs.split(inputs).meta, labels, spacing, names, within)
         found = self.score(inputs, network, *args, cases=cases, stored=stored, **kwargs)
         explained = [explanation for explanation in found if explanation is not None]  # all: nothing is left to others
         for explanation in explained:
@@ -262,7 +278,7 @@ class PerturbationInferer(Inferer):
         Returns:
             the explanations; None for a case whose other parts are still to be run.
         """
-        callable_network(network)
+        callable_network(network, inputs)
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
         job = Job(inputs, network, args, kwargs, cases, stored, part)
@@ -275,18 +291,22 @@ class PerturbationInferer(Inferer):
         """Score by one member after another, for targets that are bound to the mean of their outputs."""
         split = self.inputs.split(job.inputs)
         cases = _known_cases(job.cases, split)
-        targets = []
         with torch.no_grad(), evaluating(ensemble):
-            forward = self.forward(ensemble, job.args, job.kwargs)
-            for index, case in enumerate(cases):
-                output = output_alone(forward, split, index, case, self.mask_batch_size)
-                targets.append(bound_target(self.target.of_image(index, len(cases)), output, case))
+            targets = self._targets_of(job, split, cases)
         members = []
         for number, member in enumerate(ensemble.networks):
             kept = job.stored and [stored.beside(f"member-{number}") for stored in job.stored]
             alone = [replace(case, prediction=None) for case in cases]
             members.append(self._score_one(replace(job, network=member, cases=alone, stored=kept, targets=targets)))
         return [of_members(explanations) for explanations in zip(*members, strict=True)]
+
+    def _targets_of(self, job: Job, split: SplitInputs, cases: Sequence[Case]) -> list[BoundTarget]:
+        """The target, bound to the network's output of each case's unperturbed image alone."""
+        self.inputs.check_inferer(split, self.inferer)
+        forward = self.forward(job.network, job.args, job.kwargs)
+        outputs = (output_alone(forward, split, i, case, self.mask_batch_size) for i, case in enumerate(cases))
+        targets = [self.target.of_image(index, len(cases)) for index in range(len(cases))]
+        return [bound_target(*each) for each in zip(targets, outputs, cases, strict=True)]
 
     def score_here(self, job: Job, share: Share | None = None) -> list[Explanation | None]:
         """Score in this process; what a :class:`Sharing` calls, with how workers exchange scores."""
@@ -297,11 +317,15 @@ class PerturbationInferer(Inferer):
 
     def forward(self, network: Any, args: Sequence[Any], kwargs: Any) -> Forward:
         """The seam around the calls of a network."""
-        return Forward(self.inferer, self.inputs, network, self.output, tuple(args), dict(kwargs or {}), self.autocast)
+        given = tuple(args), dict(kwargs or {})
+        return Forward(self.inferer, self.inputs, network, self.output, *given, self.autocast, self.seed_network)
 
     def _score(self, job: Job, share: Share, progress: Progress) -> list[Explanation | None]:
         """Bind masks, fill and network to the cases, look at the network, and run it."""
         forward = self.forward(job.network, job.args, job.kwargs)
+        if job.targets is None and self.masks.follows_target:
+            split = self.inputs.split(job.inputs)
+            job = replace(job, targets=self._targets_of(job, split, _known_cases(job.cases, split)))
         walks, split = self.start(job.inputs, job.cases, job.stored, job.targets)
         for walk in walks:
             dtypes = forward.autocast_dtype(walk.case.image), walk.case.image.dtype
@@ -340,18 +364,23 @@ class PerturbationInferer(Inferer):
         _check_count("stored", stored, len(split.images))
         walks = []
         for index, case in enumerate(_known_cases(cases, split)):
-            masks, fill, fill_of = self._bound(case, split.numbers_of(index))
-            images = Perturbation(case.image, split.held_images[index], fill, fill_of, masks)
-            target = self.target.of_image(index, len(split.images)) if targets is None else targets[index]
+            bound = None if targets is None else targets[index]
+            masks, fill, fill_of = self._bound(case, split.numbers_of(index), bound)
+            images = Perturbation(case.image, split.held_images[index], fill, fill_of, masks, case.within)
+            target = bound or self.target.of_image(index, len(split.images))
             scores = Scores(case.name, None if stored is None else stored[index])
             walks.append(Walk(case, images, target, self.estimator, scores))
         return walks, split
 
-    def _bound(self, case: Case, numbers: Mapping[str, Number]) -> tuple[BoundMasks, torch.Tensor, Any]:
+    def _bound(
+        self, case: Case, numbers: Mapping[str, Number], target: BoundTarget | None
+    ) -> tuple[BoundMasks, torch.Tensor, Any]:
         """The masks of a case, its fill ``(C, *spatial)``, and what makes the fill of each mask, or None."""
         try:
-            masks = self.masks and self.masks.bind_with_numbers(numbers, case.image, case.labels, case.spacing)
-            if masks is not None:
+            masks = None
+            if self.masks is not None:
+                family = self.masks if target is None else self.masks.for_scores(target.additive, target.linear)
+                masks = family.bind_with_numbers(numbers, case.image, case.labels, case.spacing)
                 self.estimator.check(masks)
             bound = self.fill.bind(case) if isinstance(self.fill, CaseFill) else self.fill
             fill = bound(case.image[None])
@@ -378,8 +407,9 @@ def _known_cases(cases: Sequence[Case] | None, split: SplitInputs) -> list[Case]
 
 
 def _check_label(case: Case, image: torch.Tensor) -> None:
-    if isinstance(case.labels, MetaTensor) and (problem := label_problem(case.labels, image)):
-        raise CaseError(case.name, f"its label map {image_file(case.labels)} cannot be used: {problem}")
+    for name, label in {"label map": case.labels, "`within`": case.within}.items():
+        if isinstance(label, MetaTensor) and (problem := label_problem(label, image)):
+            raise CaseError(case.name, f"its {name} {image_file(label)} cannot be used: {problem}")
 
 
 class Sharing(ABC):

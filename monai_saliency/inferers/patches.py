@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -34,7 +35,7 @@ from monai_saliency.inferers.runner import Asks, Run, Scorer
 from monai_saliency.inferers.walk import Walk
 from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.networks.inputs import TensorInput
-from monai_saliency.networks.outputs import read
+from monai_saliency.networks.outputs import placed, read
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import everywhere
 from monai_saliency.utils.timing import stage
@@ -96,7 +97,11 @@ class RememberedPatches(Scorer):
     def __init__(self, forward: Forward, walks: Sequence[Walk], limits: PatchMemory) -> None:
         inferer: Any = forward.inferer
         image = walks[0].case.image
-        self.forward, self.walks = forward, walks
+        path = walks[0].unbound_target.path
+        if path is not None:  # all that is read, of a prediction too
+            outside = forward.output
+            forward = replace(forward, output=lambda output: placed(read(read(output, outside), path), path))
+        self.forward, self.walks, self.path = forward, walks, path
         self.grid = PatchGrid(inferer, image.shape[1:])
         self.padding = {"mode": str(inferer.padding_mode), "value": inferer.cval}
         self.network_device = torch.device(inferer.sw_device or image.device)
@@ -183,8 +188,8 @@ class RememberedPatches(Scorer):
                 raise _NotExact("the network's output of the unperturbed image is not finite everywhere")
             if cancels(volume):
                 raise _NotExact("the network masks voxels by values so large that others are lost in their rounding")
-            walk.bind(volume)
-            check_predicted(self.forward, walk, volume)
+            walk.bind(placed(volume, self.path))
+            check_predicted(self.forward, walk, placed(volume, self.path))
             walk.scores.per_prediction = self.num_patches
             walk.scores.forwards += self.num_patches
             cases.append(CasePatches(walk, sums, self.weight_sum, volume, self.grid, index * self.num_patches))
@@ -207,7 +212,8 @@ class RememberedPatches(Scorer):
         outputs = chain.from_iterable(self._forward([(index, 1, patch) for patch in part]) for part in parts)
         for patch, output in zip(patches, repeat(next(outputs)) if alike and run else outputs, strict=False):
             sums[everywhere(self.grid.boxes[patch])] += output.to(self.device)
-        walk.scores.hidden = walk.target((sums / self.weight_sum)[None])[0].clone()
+        hidden = placed((sums / self.weight_sum)[None], self.path)
+        walk.scores.hidden = walk.target(hidden)[0].clone()
 
     def _sums(self, keep: OutputMemory) -> Iterator[torch.Tensor]:
         """The weighted sums ``(C, *spatial)`` of all patches of each unperturbed image; their outputs are kept."""
@@ -228,7 +234,7 @@ class RememberedPatches(Scorer):
         """The part of the network's output of patches that is explained, one tensor ``(n, C, *roi_size)``."""
         output = self.forward.patches(patches.to(self.network_device))
         try:
-            output = read(output, self.forward.output)
+            output = read(read(output, self.forward.output), self.path)
         except ValueError as error:
             raise _NotExact(str(error)) from error
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():

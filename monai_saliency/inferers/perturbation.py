@@ -34,6 +34,7 @@ class Perturbation:
         fill_of: makes fills ``(n, C, *spatial)`` of the image ``(1, C, *spatial)`` and masks, where they depend on
             these; else None.
         masks: the case's masks.
+        part: the voxels that masks may hide, bool ``(1, *spatial)``; None for all. Masks are 1 everywhere else.
     """
 
     def __init__(
@@ -43,8 +44,13 @@ class Perturbation:
         fill: Tensor,
         fill_of: Callable[[Tensor, Tensor], Tensor] | None,
         masks: BoundMasks,
+        part: Tensor | None = None,
     ) -> None:
-        self.image, self.held, self.fill, self.fill_of, self.masks = image, held, fill, fill_of, masks
+        if part is not None:
+            whole = fill if fill_of is None else fill_of(image[None], (~part)[None].to(image))[0].to(image)
+            fill = torch.where(part, whole, image)
+        self.image, self.held, self.fill, self.fill_of = image, held, fill, fill_of
+        self.masks, self.part = masks, part
         self.is_finite = finite_between(fill, image)  # whether each voxel has a finite distance to its fill
         self._group: tuple[Ids, int, Tensor, Tensor] | None = None  # an ask, a place in it, and masks and fills there
 
@@ -63,6 +69,10 @@ class Perturbation:
         """The same with everything hidden."""
         return torch.cat([self.fill, self.held])[None]
 
+    def inside(self, images: Tensor) -> Tensor:
+        """Changed images ``(n, C, *spatial)`` with the unperturbed image outside of the part."""
+        return images if self.part is None else torch.where(self.part, images, self.image)
+
     def write(self, ids: Ids, start: int, stop: int, out: Tensor) -> None:
         """Write the images ``ids[start:stop]`` to ``out``, ``(stop - start, C + H, *spatial)``. The whole ones, if any,
         lead ``ids``.
@@ -76,9 +86,8 @@ class Perturbation:
         if stop <= whole:
             return
         for place, masks, fills in self._masks_and_fills(ids, whole, max(start, whole), stop):
-            self.masks.perturb(
-                self.image, fills, masks, self.is_finite, out[place - start : place - start + len(masks)]
-            )
+            here = out[place - start : place - start + len(masks)]
+            self.masks.perturb(self.image, fills, masks, self.is_finite, here)
 
     def write_box(self, name: object, box: Box, out: Tensor) -> None:
         """Write the part of one image inside a box to ``out``, ``(1, C + H, *spatial)``."""
@@ -89,8 +98,14 @@ class Perturbation:
         if isinstance(name, Whole):
             out[0] = image if name is Whole.IMAGE else fill
             return
-        rendered = self.masks.render([name], box=box).to(image.dtype)
-        self.masks.perturb(image, fill, rendered, self.is_finite, out, box)
+        self.masks.perturb(image, fill, self._rendered([name], box), self.is_finite, out, box)
+
+    def _rendered(self, ids: Ids, box: Box | None = None) -> Tensor:
+        # Foreign masks need not know boxes.
+        masks = self.masks.render(ids) if box is None else self.masks.render(ids, box=box)
+        if self.part is not None:
+            masks = torch.where(self.part if box is None else self.part[everywhere(box)], masks, 1.0)
+        return masks.to(self.image.dtype)
 
     def _masks_and_fills(self, ids: Ids, first: int, start: int, stop: int) -> Iterator[tuple[int, Tensor, Tensor]]:
         """A place in ``ids``, and the masks and the fills ``(n, C, *spatial)`` from there, for some places each, which
@@ -109,7 +124,7 @@ class Perturbation:
 
     def _made(self, ids: Ids) -> tuple[Tensor, Tensor]:
         """The masks and fills of a group."""
-        masks = self.masks.render(ids).to(self.image.dtype)
+        masks = self._rendered(ids)
         fills = self.fill
         if self.fill_of is not None:
             fills = self.fill_of(self.image[None], self.masks.kept_share(masks)).to(self.image)

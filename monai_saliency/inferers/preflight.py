@@ -41,7 +41,7 @@ _NOT_PREDICTED = (
 _NOT_FIXED = "the network gives no fixed output: {}"
 _SUPPOSED = (
     "Such a network draws random numbers (a dropout that is left on: call .eval(), also on networks in a list or "
-    "behind a function), or keeps something from call to call"
+    "behind a function), or keeps something from call to call. If it is random on purpose, give seed_network=0"
 )
 
 
@@ -118,11 +118,12 @@ def rows_depend(forward: Forward, walk: Walk, split: SplitInputs, size: int) -> 
     image = walk.images.unperturbed()
     # A function's own target may mix rows.
     ways = repr(walk.unbound_target), type(forward.inferer), repr(forward.output), forward.autocast_dtype(image)
+    ways = *ways, forward.seed
     kind = ("rows", tuple(image.shape), image.dtype, str(image.device), size > 1, *ways)
     known = known_of(forward.network)
     if kind not in known:
         known[kind] = _Trial(forward, walk, split, size).found()
-    if known[kind]:
+    if known[kind] and size > 1:
         say_once(forward.network, "images go through the network one at a time, which takes longer", known[kind])
     return bool(known[kind])
 
@@ -181,7 +182,7 @@ class _Trial:
             try:
                 count, beside = self.size, self.pair(self.size)
             except OF_SHAPES:
-                return f"case {self.case.name}: a batch of {count} fails, {error}"
+                return self.refuse_or_run_alone(error)
         both = zip(
             ("unperturbed image", "image with everything hidden"), beside, (self.first, self.hidden), strict=True
         )
@@ -190,6 +191,19 @@ class _Trial:
                 figures = f"{here.figures(self.target)} and {alone.figures(self.target)}"
                 return f"case {self.case.name}: the {what} gives {figures}"
         return ""
+
+    def refuse_or_run_alone(self, error: Exception) -> str:
+        """Where a batch fails and one image runs: the only image of a call goes through alone, for the reason in words.
+        Of several images, the network may use a further input of one of them.
+        """
+        words = (
+            f"the network fails on a batch of 2 and runs one image alone ({getattr(error, 'problem', error)}): if it "
+            "takes one image at a time, set mask_batch_size=1; if it uses another input of one image, give that of all "
+            "images, ms.explain(network, (images, other), inputs=ms.ArgumentInputs(perturb=0))"
+        )
+        if len(self.split.images) > 1:
+            raise CaseError(self.case.name, words) from error
+        return f"case {self.case.name}: {words}"
 
     def pair(self, count: int) -> list[Seen]:
         """Both images next to each other, in a batch of ``count``."""
@@ -245,7 +259,7 @@ def check_predicted(forward: Forward, walk: Walk, output: Any, how: str = "expla
     """Refuse a case whose unperturbed image gives another output ``(1, ...)`` than an evaluator predicted for it, where
     that is known.
     """
-    if walk.case.prediction is None:
+    if walk.case.prediction is None or forward.seed is not None:  # with a seed a prediction is another random draw
         return
     here = Seen.of(output, walk.target, how)
     try:

@@ -93,6 +93,7 @@ class Walk:
             num_forwards=scores.num_forwards,
             per_prediction=scores.per_prediction,
             maps=image.new_zeros(0, *image.shape[1:]),
+            within=self.case.within,
         )
 
     def _explanation(self, ids: Ids, observed: Sequence[Observed]) -> Explanation:
@@ -116,6 +117,7 @@ class Walk:
             stopped=stopped,
             hidden_scores=scores.hidden,
             rounding=scores.rounding,
+            within=self.case.within,
         )
 
 

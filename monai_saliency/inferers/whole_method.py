@@ -9,7 +9,7 @@ import torch
 
 from monai_saliency.errors import CaseError, NothingToExplain
 from monai_saliency.estimators.base import Estimator, Meaning
-from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.inferers.explanation import Explanation, inside
 from monai_saliency.inferers.forward import Forward, evaluating
 from monai_saliency.inferers.inferer import Job, PerturbationInferer
 from monai_saliency.inferers.preflight import Rounding, check_predicted
@@ -89,6 +89,7 @@ class WholeMethodRun:
         """The part of the network's output of images ``(n, C, *spatial)`` that is explained."""
         held = self.walk.images.held
         held = held[None].expand(len(batch), *held.shape)
+        batch = self.walk.images.inside(batch)
         counts = [(self.index, len(batch))]
         return (forward or self.forward).images(torch.cat([batch, held], dim=1), self.split, counts, self.name)
 
@@ -125,6 +126,7 @@ class WholeMethodRun:
             masks=None,
             observed=[],
             num_forwards=known.num_forwards,
-            maps=maps.to(image.device, dtype),
+            maps=inside(maps.to(image.device, dtype), self.walk.case.within),
+            within=self.walk.case.within,
             kind=self.inferer._meaning,
         )

@@ -45,12 +45,18 @@ class Masks(ABC):
     Attributes:
         by_region: whether masks hide whole regions, so that a map is flat in each region.
         needs_labels: whether these are the regions of the case's label map, which :meth:`bind` needs then.
+        follows_target: whether masks depend on the target that is bound to the case, see :meth:`for_scores`.
     """
 
     __repr__ = written
 
     by_region: bool = False
     needs_labels: bool = False
+    follows_target: bool = False
+
+    def for_scores(self, additive: bool, linear: bool) -> Masks:
+        """The masks for scores that are sums over voxels of the output, or linear in it, or not."""
+        return self
 
     @abstractmethod
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:

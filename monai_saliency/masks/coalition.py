@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import math
@@ -94,6 +95,12 @@ class CoalitionMasks(Masks):
         self.background = flag("background", background)
         self.per_channel = flag("per_channel", per_channel)
         self.inferer, self.linear = inferer, linear
+        self.follows_target = inferer is not None
+
+    def for_scores(self, additive: bool, linear: bool) -> CoalitionMasks:
+        masks = copy.copy(self)
+        masks.inferer, masks.linear = self.inferer if additive else None, linear
+        return masks
 
     def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundCoalitionMasks:
         return self.bind_with_numbers({}, image, labels, spacing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,11 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods.arguments import TargetLike
 from monai_saliency.methods.arguments import method as reading_arguments
 from monai_saliency.methods.settings import Method, find_method
+from monai_saliency.utils.arguments import callable_network
 
 __all__ = ["explain"]
 
-_OF_CALL = ("labels", "spacing", "names", "cases")
+_OF_CALL = ("labels", "spacing", "names", "within", "cases")
 
 
 def explain(
@@ -25,7 +27,7 @@ def explain(
     method: str | Method = "focused_rise",
     **settings: Any,
 ) -> torch.Tensor:
-    """Saliency maps of a batch of images, in one call.
+    """Saliency maps of a batch of images, in one call. A line on stderr says what they explain.
 
     Args:
         network: any callable on such images.
@@ -33,10 +35,12 @@ def explain(
         target: which number of the output is explained: a target, a class, a list of classes, or ``"all"``; a tensor
             ``(B,)`` of whole numbers is a class for each image, such as its label; by default what the network
             predicts (:class:`~monai_saliency.targets.auto.AutoTarget`). Its settings ``activation``, ``scale`` and
-            ``against`` may be given here, too.
+            ``against`` may be given here, too. An error asks for ``activation`` where it is not known what the output's
+            numbers mean.
         method: a function such as ``ms.rise``, its name, or the dotted path of your own function.
         settings: of the method, such as ``num_masks`` and ``fill`` (a fill, a number, or a name such as ``"mean"``);
-            and ``labels``, ``spacing``, ``names``, ``cases`` of :meth:`~monai_saliency.PerturbationInferer.explain`.
+            and ``labels``, ``spacing``, ``names``, ``within`` and ``cases`` of
+            :meth:`~monai_saliency.PerturbationInferer.explain`.
 
     Returns:
         ``(B, K, *spatial)``: K maps for each image, one for each explained score, in the score's unit.
@@ -58,8 +62,14 @@ def explain(
             "`method` must be a name or a function such as ms.rise, without its brackets: give its settings to "
             "explain, or call what it made, explain = ms.rise(target=...); maps = explain(images, network)"
         )
+    callable_network(network, images, "ms.explain(network, images)")
     of_call = {name: settings.pop(name) for name in _OF_CALL if name in settings}
     chosen = find_method(method)
     if inspect.isfunction(chosen):  # a user's own takes what ours take: a class as target, a name as fill
         chosen = reading_arguments(chosen)
-    return chosen(target=target, **settings)(images, network, **of_call)
+    inferer = chosen(target=target, **settings)
+    explanations = inferer.explain(images, network, **of_call)
+    words = list(dict.fromkeys(explanation.target.words() for explanation in explanations))
+    first = f" (the first of {len(explanations)} images)" if len(words) > 1 else ""
+    print(f"monai_saliency: {words[0]}{first}", file=sys.stderr)
+    return inferer.stacked(images, explanations)

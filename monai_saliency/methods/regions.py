@@ -167,9 +167,8 @@ def shapley(
         >>> explanation.saliency.tolist()
         [[[0.5, 0.5, 0.5, 0.5]]]
     """
-    cuts = sliding_inferer(settings.get("inferer")) if getattr(target, "is_additive", False) else None
-    makes, linear = _regions(regions, num_supervoxels), bool(getattr(target, "is_linear", False))
-    masks = CoalitionMasks(num_coalitions, seed, makes, background, per_channel, cuts, linear)
+    makes, cuts = _regions(regions, num_supervoxels), sliding_inferer(settings.get("inferer"))
+    masks = CoalitionMasks(num_coalitions, seed, makes, background, per_channel, cuts)
     return PerturbationInferer(masks, target, estimator or ShapleyScoring(), **settings)
 
 

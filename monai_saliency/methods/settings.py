@@ -19,6 +19,13 @@ __all__ = ["SHARED", "Method", "all_settings", "describe", "find_method", "own_s
 Method = Callable[..., PerturbationInferer]
 #: what every method is given by whoever calls it, and so is not a setting of one
 SHARED = {"target", "estimator", *inspect.signature(PerturbationInferer).parameters}
+#: what other tools call a method, for the advice of an error
+_ELSEWHERE = {
+    "occlusion": "sliding_window",
+    "occlusion_sensitivity": "sliding_window",
+    "feature_ablation": "region_occlusion",
+    "kernel_shap": "shapley",
+}
 
 
 def find_method(name: str | Method, id: str = "method") -> Method:
@@ -28,7 +35,7 @@ def find_method(name: str | Method, id: str = "method") -> Method:
     function: Any = pydoc.locate(name) if isinstance(name, str) and "." in name else name
     if not callable(function):
         ours = {method: getattr(methods, method) for method in methods.__all__}
-        return check_option(id, name, ours, ", or the dotted path of your own function")
+        return check_option(id, name, ours, ", or the dotted path of your own function", _ELSEWHERE)
     if not inspect.isfunction(function) and "xaitk_saliency" in sys.modules:
         from monai_saliency.xaitk.black_box import as_method
 

@@ -13,7 +13,7 @@
 """
 
 from monai_saliency.networks.adapters import OnImageGrid
-from monai_saliency.networks.checkpoints import load_checkpoint, network_of
+from monai_saliency.networks.checkpoints import load_checkpoint, unloaded_network
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, ListInput, TensorInput
@@ -29,6 +29,6 @@ __all__ = [
     "accelerated",
     "load_checkpoint",
     "network_fingerprint",
-    "network_of",
     "runtime_settings",
+    "unloaded_network",
 ]

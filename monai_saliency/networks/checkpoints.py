@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 
+from monai_saliency.errors import SettingError
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.outputs import in_parts
+from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.monai_private import tree_leaves, tree_map
+from monai_saliency.utils.plain_loading import load_plain
 
 logger = logging.getLogger(__name__)
 
@@ -27,24 +30,41 @@ _CODE = ("aotinductor/", "opaque_obj_")
 _NO_CODE = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
 
 
-def network_of(network: torch.nn.Module, checkpoint: str | Path | Sequence[str | Path] | None) -> torch.nn.Module:
-    """The network for a checkpoint. :func:`~monai_saliency.networks.load_checkpoint` loads the weights.
+def unloaded_network(network: torch.nn.Module, checkpoint: str | Path | Sequence[str | Path] | None) -> torch.nn.Module:
+    """The network that a checkpoint is for. :func:`~monai_saliency.networks.load_checkpoint` then loads the weights.
 
     Args:
         network: the network for files of weights.
         checkpoint: a file of weights; a list of such files, for an :class:`~monai_saliency.networks.Ensemble` of copies
             of the network; or a network that ``torch.export`` has written (``.pt2``), which replaces ``network``. Even
             without pickled code it is a program, whose rules for shapes torch evaluates as Python code: use only those
-            whose source you trust, as with TorchScript.
+            whose source you trust, as with TorchScript. ``"none"`` or None for a network that brings its weights.
 
     Raises:
-        ValueError: when a list holds an exported network, or one cannot be read, or holds pickled code.
+        ValueError: when the checkpoint is empty, a list holds an exported network, or one cannot be read, or holds
+            pickled code.
     """
-    if checkpoint is None or isinstance(checkpoint, (str, Path)):
-        return exported_network(checkpoint) if checkpoint and _is_exported(checkpoint) else network
-    if any(map(_is_exported, checkpoint)):
+    files = _files_of(checkpoint)
+    if not isinstance(checkpoint, (list, tuple)):
+        return exported_network(files[0]) if any(map(_is_exported, files)) else network
+    if any(map(_is_exported, files)):
         raise ValueError("checkpoint lists an exported network (.pt2): an ensemble needs files of weights")
-    return Ensemble([copy.deepcopy(network) for _ in checkpoint])
+    return Ensemble([copy.deepcopy(network) for _ in files])
+
+
+def _files_of(checkpoint: str | Path | Sequence[str | Path] | None) -> list[str]:
+    """The files of a checkpoint; none where the network brings its weights. Refuse an empty one: it may be a variable
+    that is not set, and the weights would be random.
+    """
+    if checkpoint is None or str(checkpoint).lower() == "none":
+        return []
+    files = checkpoint if isinstance(checkpoint, (list, tuple)) else [checkpoint]
+    if not files or "" in map(str, files):
+        raise SettingError(
+            f"checkpoint is empty, got {checkpoint!r}: give the file of the network's weights (--checkpoint model.pt), "
+            "or --checkpoint none if the network brings its weights, as a TorchScript file does"
+        )
+    return [str(a_path("checkpoint", file)) for file in files]
 
 
 def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | Path] | None) -> torch.nn.Module:
@@ -54,17 +74,17 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
         network: the module, on any device. It holds a part of the weights if loading fails.
         path: a file made by ``torch.save`` with a state dictionary, or with a dictionary that holds one under a usual
             key (``"state_dict"``, ``"model"``, ...). The prefixes ``module.``, ``_orig_mod.`` and ``model.``, which
-            training puts before all names, are removed if the network has none of these names. None, ``""``, and an
+            training puts before all names, are removed if the network has none of these names. None, ``"none"``, and an
             exported network (``.pt2``), which has its weights, load nothing. A list of files for an
             :class:`~monai_saliency.networks.Ensemble`, one for each member.
 
     Raises:
         FileNotFoundError: when the file does not exist.
-        ValueError: when the file does not hold a state dictionary, or one of another network.
+        ValueError: when the path is empty, or the file does not hold a state dictionary, or one of another network.
     """
-    if not path:
+    if not _files_of(path):
         return network
-    if not isinstance(path, (str, Path)):
+    if isinstance(path, (list, tuple)):
         members = network.networks if isinstance(network, Ensemble) else [network]
         if len(members) != len(path):
             raise ValueError(f"checkpoint lists {len(path)} files, and the network is of {len(members)}: give one each")
@@ -75,7 +95,7 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
         if isinstance(network, (InBatchesOf, torch.fx.GraphModule)):
             return network
         words = f"checkpoint {path} is an exported network, whose weights fit no {type(network).__name__}"
-        raise ValueError(f"{words}: take the network by monai_saliency.networks.network_of(network, checkpoint)")
+        raise ValueError(f"{words}: take the network by monai_saliency.networks.unloaded_network(network, checkpoint)")
     weights = _renamed(_weights_in(Path(path)), network, path)
     try:
         network.load_state_dict(weights, strict=True)
@@ -92,13 +112,13 @@ def _weights_in(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {path} does not exist: pass --checkpoint with the path of the weights")
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        content: Any = load_plain(path, map_location="cpu")
     except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ValueError(
             f"checkpoint {path} is not a file of weights that can be read without running code in it "
             f"({type(error).__name__}): save it again with torch.save(network.state_dict(), path), or export it by "
             "torch.export to a file that ends in .pt2; for a TorchScript file set network_def to "
-            "$torch.jit.load(path), and checkpoint to '' (empty)"
+            "$torch.jit.load(path), and checkpoint to none"
         ) from None
     content = _unwrapped(content)
     weights = content if isinstance(content, Mapping) else {}

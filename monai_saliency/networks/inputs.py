@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -109,9 +110,10 @@ class TensorInput:
 
     def split(self, inputs: Any) -> SplitInputs:
         """Split the inputs of a batch of cases, as the user gives them: a tensor, or a NumPy array."""
-        if isinstance(inputs, (list, tuple)):
+        if isinstance(inputs, (list, tuple)) and all(isinstance(each, (torch.Tensor, np.ndarray)) for each in inputs):
             raise ValueError(
-                f"`inputs` is a {type(inputs).__name__} of {len(inputs)}. If the network takes a list of images "
+                f"`inputs` is a {type(inputs).__name__} of {len(inputs)}. If it is a loader's batch of images and "
+                "labels, give batch[0]. If the network takes a list of images "
                 "(C, *spatial), write ms.explain(network, images, inputs=ms.ListInput()). If it takes several "
                 "inputs, write ms.explain(network, inputs, inputs=ms.ArgumentInputs(perturb=0))"
             )
@@ -158,7 +160,14 @@ class ListInput(TensorInput):
 
     def split(self, inputs: Any) -> SplitInputs:
         if isinstance(inputs, (list, tuple)):
-            inputs = torch.stack([_from_numpy(image) for image in inputs])
+            images = [_from_numpy(image) for image in inputs]
+            shapes = {shape_in_words(image) for image in images}
+            if len(shapes) != 1 or not isinstance(images[0], torch.Tensor):
+                raise ValueError(
+                    f"`inputs` must be a list of images (C, *spatial) of one shape, got {', '.join(sorted(shapes))}: "
+                    "load them, and explain images of other shapes in a call of their own"
+                )
+            inputs = torch.stack(images)
         return super().split(inputs)
 
     def check_inferer(self, split: SplitInputs, inferer: Inferer) -> None:
@@ -215,7 +224,7 @@ class _NamedInputs(TensorInput):
         if isinstance(inputs, Sequence):
             return {place: _from_numpy(value) for place, value in enumerate(inputs)}
         words = f"`inputs` must be a dictionary or a sequence of tensors for {type(self).__name__}"
-        raise ValueError(f"{words}, got {type(inputs).__name__}")
+        raise ValueError(f"{words}, got a {type(inputs).__name__}{_way_out(inputs)}")
 
     def _perturbed(self, tensors: Mapping[Any, Any]) -> Named:
         """The perturbed images ``(B, C, *spatial)`` by name, which agree in everything but their channels."""
@@ -374,13 +383,34 @@ def _from_numpy(value: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(value))  # a flipped array has steps that torch does not take
 
 
+def _way_out(given: Any) -> str:
+    """The end of an error: what to write in the place of what was given for images."""
+    if isinstance(given, (list, tuple)) and given:
+        return f", whose first entry is {shape_in_words(given[0])}{_way_out(given[0])}"
+    if isinstance(given, Mapping):
+        return (
+            f' with the keys {list(given)}: write batch["image"], or, if the network takes a dictionary, set '
+            'inputs=ms.DictInput("image")'
+        )
+    if isinstance(given, (str, PathLike)):
+        return (
+            ": load it, images = monai.transforms.LoadImage(ensure_channel_first=True)(path)[None], and preprocess it "
+            "as in training"
+        )
+    if isinstance(given, torch.Tensor):
+        axes = ": write images[:, None] if the channel axis is missing, images[None] if the batch axis is, "
+        return f"{axes}images[None, None] if both are" if given.ndim < 4 else ""
+    if hasattr(given, "__iter__") or hasattr(given, "__getitem__"):
+        return ': write the loop, for batch in loader: maps = ms.explain(network, batch["image"])'
+    return ""
+
+
 def _images(what: str, images: Any) -> torch.Tensor:
     """Check images ``(B, C, *spatial)``, which errors call ``what``, and return them as a plain tensor."""
     if not isinstance(images, torch.Tensor) or images.ndim not in (4, 5) or not len(images):
         raise ValueError(
-            f"{what} must be images of shape (B, C, H, W) or (B, C, H, W, D), got {shape_in_words(images)}; set the "
-            "inferer's `inputs` to DictInput or ArgumentInputs for several inputs, add a missing batch axis with "
-            "images[None]"
+            f"{what} must be images of shape (B, C, H, W) or (B, C, H, W, D), got {shape_in_words(images)}"
+            f"{_way_out(images)}"
         )
     *rows, last = images.shape[1:]
     if last <= 4 and last != 2 and min(rows) >= 16:

@@ -14,18 +14,14 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import numpy as np
 import torch
 
 from monai_saliency.errors import AdviceError
 from monai_saliency.utils.arguments import require
+from monai_saliency.utils.plain_loading import load_plain
 
 #: nnU-Net's readers whose scans are read as they do it
 _READERS = ("SimpleITKIO", "SimpleITKIOWithReorient", "NibabelIO", "NibabelIOWithReorient")
-# The log that nnU-Net's trainer keeps in a checkpoint may hold numbers of NumPy.
-_NUMBERS: list[Any] = [np.float64(0).__reduce__()[0], np.dtype]
-_NUMBERS += [type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64, np.bool_)]
-torch.serialization.add_safe_globals(_NUMBERS)
 
 
 class MirroredNetwork(torch.nn.Module):
@@ -199,7 +195,7 @@ def _configuration(checkpoints: Sequence[Path]) -> str:
     configurations = set()
     for path in checkpoints:
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            content = load_plain(path, map_location="cpu", mmap=True)
         except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
             raise AdviceError(
                 f"the checkpoint {path} cannot be read without running code in it: where you trust it, save it again "

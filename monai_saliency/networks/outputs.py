@@ -9,7 +9,7 @@ import torch
 
 from monai_saliency.errors import SettingError
 from monai_saliency.utils.monai_private import tree_map
-from monai_saliency.utils.tensors import copied, plain
+from monai_saliency.utils.tensors import plain
 
 #: a key, an index, several of them from the outside in, or a function of the output
 OutputPath: TypeAlias = "str | int | Sequence[str | int] | Callable[[Any], Any]"
@@ -33,6 +33,13 @@ def read(output: Any, path: OutputPath | None) -> Any:
         except (KeyError, IndexError, TypeError):
             known = choices(output) or f"it is one {type(output).__name__}, so leave `output` out"
             raise SettingError(f"the network's output has no part {_short(steps)!r}: {known}") from None
+    return part
+
+
+def placed(part: Any, path: Sequence[str | int] | None) -> Any:
+    """An output that has nothing but a part, where :func:`read` reads it by its path."""
+    for step in reversed(path or ()):
+        part = {step: part}
     return part
 
 
@@ -80,8 +87,13 @@ def in_parts(count: int, most: int, least: int, call: Callable[[list[int]], Any]
         size = max(kept, least)
         places = [min(place, count - 1) for place in range(start, start + size)]
         output = rows(call(places), 0, kept, size)
-        outputs.append(tree_map(copied, output))  # the next call may overwrite it
+        outputs.append(tree_map(_cloned, output))  # the next call may overwrite it
     return _joined(outputs, min(most, count))
+
+
+def _cloned(value: Any) -> Any:
+    """A plain copy of a tensor, of which white-box methods take the derivative. Anything else is returned unchanged."""
+    return plain(value).clone() if isinstance(value, torch.Tensor) else value
 
 
 def _joined(outputs: Sequence[Any], count: int) -> Any:
@@ -109,12 +121,16 @@ def num_rows(output: Any) -> int:
 
 
 def choices(output: Any) -> str:
-    """The possible values of ``output`` for a structured output, with the shape that each reads, for messages."""
-    words = []
-    for path, part in _leaves(output):
-        if path and isinstance(part, torch.Tensor):
-            words.append(f"output={_short(path)!r} reads {shape(part)}")
-    return ", ".join(words[:_SHOWN])
+    """The possible values of ``output`` for a structured output, with the shape that each reads, and a bundle's flag,
+    for messages; empty for one tensor.
+    """
+    paths = [(path, part) for path, part in _leaves(output) if path and isinstance(part, torch.Tensor)]
+    if not paths:
+        return ""
+    words = ", ".join(f"output={_short(path)!r} reads {shape(part)}" for path, part in paths[:_SHOWN])
+    steps = paths[0][0]
+    flag = steps[0] if len(steps) == 1 else f'"{list(steps)}"'
+    return f"{words} (in a bundle --saliency_output {flag})"
 
 
 def shape(output: torch.Tensor) -> str:

@@ -6,11 +6,10 @@ refuses. A backend can be sent to another process; entries in memory are not sen
 
 from __future__ import annotations
 
-import copyreg
 import errno
 import io
 import os
-import pathlib
+import pickle
 import re
 import threading
 import zlib
@@ -23,31 +22,26 @@ from typing import Any, TypeAlias, cast
 
 import filelock
 import lmdb
-import monai.utils.enums
-import numpy as np
 import torch
-from monai.data import MetaTensor
 
 from monai_saliency.storage.files import remove_stale, write_whole
 from monai_saliency.utils.monai_private import tree_map
+from monai_saliency.utils.plain_loading import load_plain
 
 __all__ = ["Backend", "DiskBackend", "EntryError", "LMDBBackend", "MemoryBackend", "decode", "encode"]
 
 
-def _kinds(module: Any, base: type = object) -> list[Any]:
-    """The subclasses of a class in a module."""
-    return [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, base)]
-
-
-_ENUMS = _kinds(monai.utils.enums, Enum)
-# The types in MONAI's items that torch does not load by itself, and the functions that make arrays and numbers.
-_TYPES: list[Any] = [MetaTensor, np.ndarray, np.dtype, pathlib.PosixPath, pathlib.WindowsPath]
-_TYPES += [np.zeros(0).__reduce__()[0], np.float32(0).__reduce__()[0]]
-_TYPES += _kinds(np.dtypes) + _kinds(np, np.generic) + _ENUMS
-torch.serialization.add_safe_globals(_TYPES)
-for _enum in _ENUMS:  # Python 3.11.0 to 3.11.3 (Debian 12 has 3.11.2) would pickle getattr, which is not read again
-    copyreg.pickle(_enum, lambda member: (type(member), (member.value,)))
 _CHECKSUM, _MAP_SIZE = 4, 1 << 30  # bytes
+
+
+class _Pickle:
+    """For ``torch.save``. Python 3.11.0 to 3.11.3 (Debian 12 has 3.11.2) would pickle getattr for a member of an enum,
+    which is not read again.
+    """
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, value: Any) -> Any:
+            return (type(value), (value.value,)) if isinstance(value, Enum) else NotImplemented
 
 
 class EntryError(ValueError):
@@ -58,7 +52,7 @@ def encode(item: Any, key: str) -> bytes:
     """Convert an item to bytes."""
     buffer = io.BytesIO()
     try:
-        torch.save(tree_map(_compact, item), buffer)
+        torch.save(tree_map(_compact, item), buffer, pickle_module=_Pickle)
     except Exception as error:  # pickle raises many
         raise EntryError(f"{type(error).__name__}: {error}") from error
     return _checksum(buffer.getvalue(), key) + buffer.getvalue()
@@ -70,7 +64,7 @@ def decode(data: bytes, key: str) -> Any:
     if data[:_CHECKSUM] != _checksum(content, key):
         raise EntryError("its checksum differs")
     try:
-        return torch.load(io.BytesIO(content), map_location=_place, weights_only=True)
+        return load_plain(io.BytesIO(content), map_location=_place)
     except Exception as error:  # bytes of unknown origin can raise errors of any type
         refused = re.search(r"GLOBAL (\S+)", str(error))
         raise EntryError(f"it holds a {refused[1]}" if refused else f"{type(error).__name__}: {error}") from error

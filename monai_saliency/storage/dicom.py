@@ -38,10 +38,6 @@ __all__ = [
     "volume_of",
 ]
 
-# What pydicom warns of quotes values of headers, such as a birth date that is written in another way, to the log.
-warnings.filterwarnings("ignore", module=r"pydicom\.")
-logging.getLogger("pydicom").setLevel(logging.ERROR)
-
 _FAR, _ROUNDED = 0.1, 0.05  # a slice may lie off its place by this share of the distance between slices, and these mm
 _SAME = 1e-4  # of direction cosines and pixel spacings
 
@@ -69,6 +65,15 @@ def series_id(uid: str) -> str:
     return f"series-{sha256(uid.encode()).hexdigest()[:12]}"
 
 
+def _pydicom() -> Any:
+    """pydicom, without its warnings: they quote values of headers, such as a birth date that is written in another way,
+    to the log.
+    """
+    warnings.filterwarnings("ignore", module=r"pydicom\.")
+    logging.getLogger("pydicom").setLevel(logging.ERROR)
+    return require("pydicom", "dicom")
+
+
 def find_series(folder: str | Path) -> dict[str, list[Path]]:
     """The sorted DICOM files in a folder or below it, by their series UID. Other files are left out."""
     return group_series(files_below(folder))
@@ -90,7 +95,7 @@ def _series_of(path: Path) -> str:
     """The UID of the series of a file; its path if it is cut, or was never DICOM; "" for no scan."""
     if not is_dicom(path):
         return ""
-    pydicom = require("pydicom", "dicom")
+    pydicom = _pydicom()
     try:
         header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
         uid, kind = str(header.get("SeriesInstanceUID", "")), str(header.get("SOPClassUID", ""))  # a DICOMDIR has none
@@ -194,7 +199,7 @@ def sorted_series(files: Sequence[str | Path]) -> list[Any]:
 
 def _read(files: Sequence[str | Path]) -> list[Any]:
     """The files as pydicom has them."""
-    pydicom = require("pydicom", "dicom")
+    pydicom = _pydicom()
     if not files:
         raise AdviceError("a DICOM series has no file: pass the files of one series")
     slices = []

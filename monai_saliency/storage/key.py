@@ -82,7 +82,7 @@ def fingerprint(value: Any, files: bool = False) -> str:
 
 def scores_key(network: str, settings: Sequence[Any], case: Case, reads_file: bool = False) -> str:
     """The key under which the scores of a case are stored: a hash of all that decides them."""
-    given = case.image, plain(case.labels), case.spacing
+    given = case.image, plain(case.labels), case.spacing, plain(case.within)
     decides = [library_versions(), network, list(settings), *given, chosen_arithmetic()]
     return fingerprint([*decides, [input_files(case.file), case.affine] if reads_file else []], files=True)[:32]
 

@@ -53,10 +53,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Where pydicom is installed, MONAI (1.6) reports for each of its loaders that a decoder on the GPU is missing.
-warnings.filterwarnings("ignore", message="NvImgCodecPydicomReader: nvImageCodec decoder plugin did not register")
-logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
-
 TURNED = "turned_by_exif"  # in the meta data of a photograph: whether it is turned, as its file asks viewers to do
 
 _ORIENTATION = 274  # the tag of EXIF
@@ -231,9 +227,7 @@ def _say_turned(file: str) -> None:
 
 def load_image(channels: int | None = None, turn: bool = True, **settings: Any) -> LoadImage:
     """MONAI's ``LoadImage`` for all formats of this module; for ``channels`` and ``turn`` see :class:`ScanReader`."""
-    loader = LoadImage(**settings)
-    loader.register(ScanReader(channels, turn))
-    return loader
+    return _with_reader(LoadImage, ScanReader(channels, turn), **settings)
 
 
 def scan_loader(keys: Any, channels: int | None = None, **settings: Any) -> LoadImaged:
@@ -243,8 +237,16 @@ def scan_loader(keys: Any, channels: int | None = None, **settings: Any) -> Load
 
         preprocessing = Compose([scan_loader("image", dtype="float32"), EnsureChannelFirstd("image")])
     """
-    loader = LoadImaged(keys, **settings)
-    loader.register(ScanReader(channels))
+    return _with_reader(LoadImaged, ScanReader(channels), keys=keys, **settings)
+
+
+def _with_reader(kind: Any, reader: ScanReader, **settings: Any) -> Any:
+    """A loader of MONAI with our reader."""
+    # Where pydicom is installed, MONAI (1.6) reports for each of its loaders that a decoder on the GPU is missing.
+    warnings.filterwarnings("ignore", message="NvImgCodecPydicomReader: nvImageCodec decoder plugin did not register")
+    logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
+    loader = kind(**settings)
+    loader.register(reader)
     return loader
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "TRUST_COLUMNS",
     "CaseTable",
     "Failures",
+    "refuse_foreign",
     "write_csv",
 ]
 
@@ -60,6 +61,7 @@ LABEL_REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency"
 
 # Python reads file names that are not UTF-8 with this error handler, so that the file holds their bytes.
 _ENCODED: Any = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
+_READ: Any = {**_ENCODED, "encoding": "utf-8-sig"}  # a spreadsheet may have saved it
 # What spreadsheets take for a formula, behind the apostrophes that make it text.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-](\d+\.?\d*(e[+-]?\d+)?|inf|nan)")
@@ -78,12 +80,17 @@ class CaseTable:
         path: the file.
         columns: the names of the columns, with ``case`` among them. Default: the columns of ``summary.csv``. The
             columns of ``--trust true`` appear only if a row has a value in one of them.
+
+    Raises:
+        SettingError: now and later, when the file has other columns, so that it is not ours. It is left as it is.
     """
 
     def __init__(self, path: str | Path, columns: Sequence[str] = SUMMARY_COLUMNS) -> None:
         self.path = a_path("path", path)
         self.columns = tuple(columns)
         self.further: tuple[str, ...] = TRUST_COLUMNS if self.columns == SUMMARY_COLUMNS else ()
+        with suppress(OSError):  # a file that cannot be read fails when its rows are needed
+            self.read()
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Replace all rows of some cases by new ones, whose keys are the columns."""
@@ -105,19 +112,17 @@ class CaseTable:
                 self.path.unlink(missing_ok=True)
 
     def read(self) -> list[dict[str, str]]:
-        """The rows of the file, sorted by case. Empty if the file is missing or belongs to another table.
+        """The rows of the file, sorted by case. Empty if the file is missing or empty.
 
         Columns that an earlier version did not write are empty. Rows have the further columns where the file has them.
         """
-        try:
-            with open(self.path, **_ENCODED) as file:
-                reader = csv.DictReader(file, restval="")
-                header, lines = reader.fieldnames or [], list(reader)
-        except (FileNotFoundError, NotADirectoryError):
+        header, known = _header(self.path), (*self.columns, *self.further)
+        if not header:
             return []
-        known = (*self.columns, *self.further)
         if "case" not in header or not set(header) <= set(known):
-            return []
+            raise _foreign(self.path, header, self.columns)
+        with open(self.path, **_READ) as file:
+            lines = list(csv.DictReader(file, restval=""))
         names = [name for name in known if name in self.columns or name in header]
         rows = []
         for line in lines:
@@ -126,11 +131,40 @@ class CaseTable:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table with a header, whose texts a spreadsheet does not run as formulas."""
+    """Write a table with a header, whose texts a spreadsheet does not run as formulas. SettingError where a file with
+    another first column is in its place.
+    """
+    refuse_foreign(path, columns)
     with atomic_path(path) as temporary, open(temporary, "w", **_ENCODED) as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader()
         writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+
+
+def refuse_foreign(path: Path, columns: Sequence[str]) -> None:
+    """Refuse to replace a file whose first column is not that of our table."""
+    header = _header(path)
+    if header and header[0] != columns[0]:
+        raise _foreign(path, header, columns)
+
+
+def _header(path: Path) -> list[str]:
+    """The names of a file's columns; none where the file is missing or empty."""
+    try:
+        with open(path, **_READ) as file:
+            return next(csv.reader(file), [])
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except csv.Error:  # as of a binary file
+        return ["(not a text of commas)"]
+
+
+def _foreign(path: Path, header: Sequence[str], columns: Sequence[str]) -> SettingError:
+    got, expected = (f"{', '.join(names[:5])}{', ...' * (len(names) > 5)}" for names in (header, columns))
+    return SettingError(
+        f"{path} is not a table of this version of monai-saliency, and is left as it is: its columns are {got}, where "
+        f"{expected} were expected. Move the file away, or choose another output folder (--output_dir)"
+    )
 
 
 def _cell(value: Any) -> Any:
@@ -149,7 +183,8 @@ class Failures:
     """``failures.csv``: one row for each failed case, with the stage where it failed and the error in one line. Cases
     in which there is nothing to explain are no failures: they are in ``nothing_to_explain.csv``, with the reason.
 
-    Without such cases there is no file. Several runs on one folder write to the same files.
+    Without such cases there is no file. Several runs on one folder write to the same files. A file with other columns
+    is refused, as by :class:`CaseTable`.
 
     Args:
         path: the file.

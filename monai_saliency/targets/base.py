@@ -70,6 +70,8 @@ class BoundTarget(ABC):
         labels: what each of the K scores is: the index of a class or channel, or a description.
         channels_read: the output channels that the scores depend on, ascending; None for all.
         additive: whether the scores are the sum of the :meth:`contribution` of boxes.
+        linear: whether the scores are sums of the output's numbers with weights that are frozen with the case.
+        path: keys and indices of the part of the output that the target reads, where it chooses one itself.
         vouch: numbers ``(V,)`` of the output for the unperturbed image, to recognise stored scores; None
             where the scores of that image do this. A target whose own reference scores the same for every image
             sets it, by :func:`digits`.
@@ -80,6 +82,8 @@ class BoundTarget(ABC):
     labels: Sequence[int | str]
     channels_read: Sequence[int] | None = None
     additive: bool = False
+    linear: bool = False
+    path: Sequence[str | int] | None = None
     vouch: torch.Tensor | None = None
     nothing: str = ""
     if_nan: str = "check the network's weights and the preprocessing of this case"
@@ -109,6 +113,11 @@ class BoundTarget(ABC):
         """Name and unit of the K scores, for tables. They follow from the target's settings alone."""
         return Quantity(f"score of {type(self).__name__.removeprefix('_')}", "")
 
+    def words(self) -> str:
+        """What is explained, for the line that is printed before the maps: the target, its quantity and labels."""
+        name = type(self).__name__.lstrip("_").removeprefix("Bound")
+        return f"{name}: {self.quantity().words} ({', '.join(map(label_name, self.labels))})"
+
     def uninformed(self) -> list[float]:
         """Each of the K scores of an image that shows nothing: chance for the probability of a class, 0 for an overlap
         and for the probability in a region; NaN where that is not known, as for logits and predicted values.
@@ -133,10 +142,8 @@ class Target(ABC):
 
     __repr__ = written
 
-    #: whether :attr:`BoundTarget.additive` holds for every case, as is known before one is seen
-    is_additive: bool = False
-    #: whether the scores are sums of the output's numbers with weights that are frozen with the case
-    is_linear: bool = False
+    #: as :attr:`BoundTarget.path`, where settings give it
+    path: Sequence[str | int] | None = None
 
     def of_image(self, index: int, count: int) -> Target:
         """The target of one of the ``count`` images of a batch: the same for all, by default."""
@@ -226,7 +233,7 @@ def check_tensor(output: Any, case: Case, target: str) -> torch.Tensor:
     """Return an output in float32 or float64, if it is a tensor of finite values."""
     if not isinstance(output, torch.Tensor):
         parts = choices(output)
-        advice = f"choose what is explained by the inferer's `output`: {parts}"
+        advice = f"choose what is explained by `output`: {parts}"
         if not parts:
             advice = "return it from the network"
         raise SettingError(f"{target} reads a tensor, the network gave a {type(output).__name__}; {advice}")

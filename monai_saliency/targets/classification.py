@@ -90,10 +90,16 @@ class ClassScore(Target):
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         output = check_tensor(reference_output, case, "ClassScore")
         if output.ndim != 2:
+            advice = "let it return the classes alone"
+            if output.ndim > 3:
+                flag = f"'monai_saliency.RegionScore', 'channel': 'predicted', 'activation': '{self.activation}'"
+                advice = (
+                    f"for a segmenter give target=ms.RegionScore('predicted', '{self.activation}'), or on a command "
+                )
+                advice += f"line --target \"{{'_target_': {flag}}}\""
             raise SettingError(
                 f"ClassScore reads one row of class scores per image, shape (B, classes), the network "
-                f"gave {shape(output)}; "
-                + ("use RegionScore for a segmentation" if output.ndim > 3 else "let it return the classes alone"),
+                f"gave {shape(output)}; {advice}"
             )
         check_activation(output, self.activation, case)
         # A copy: the output may live in a buffer that the next batch overwrites.

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from monai.apps.pathology.transforms import HoVerNetInstanceMapPostProcessingd
 from monai.apps.vista3d.transforms import VistaPostTransformd
-from monai.transforms import Activations, Activationsd, AsDiscrete, AsDiscreted, Compose, Lambda, Lambdad
+from monai.transforms import (
+    Activations,
+    Activationsd,
+    AsDiscrete,
+    AsDiscreted,
+    Compose,
+    Lambda,
+    Lambdad,
+    SaveImage,
+    SaveImaged,
+)
 from monai.utils import CommonKeys
 
 from monai_saliency.targets.base import ACTIVATIONS, to_float
@@ -30,6 +41,7 @@ class Reading:
     discrete: str | None = None
     unread: str | None = None  # what else it makes of the numbers, in words
     threshold: float = 0.5  # in the unit of the activation's values, or of the network's numbers
+    is_saved: bool = field(default=False, compare=False)  # as an image
 
     def then(self, step: Reading) -> Reading:
         """This and a further step together; steps after the labels change nothing."""
@@ -41,7 +53,7 @@ class Reading:
         known = self.activation or (None if self.unread else step.activation)
         if step.discrete and unread:
             known = None
-        return Reading(known, step.discrete, unread, step.threshold)
+        return Reading(known, step.discrete, unread, step.threshold, self.is_saved or step.is_saved)
 
     def labels(self, values: torch.Tensor, activation: str) -> Labels:
         """The labels that the bundle makes of an output ``(1, C, *spatial)``. The score's activation is used if the
@@ -76,7 +88,8 @@ def read_postprocessing(transform: Any) -> dict[Any, Reading]:
     readings: dict[Any, Reading] = {}
     transforms = transform.flatten().transforms if isinstance(transform, Compose) else [transform]
     for part in transforms:
-        for index, key in enumerate(getattr(part, "keys", None) or [CommonKeys.PRED]):
+        own = getattr(part, "nuclear_prediction_key", CommonKeys.PRED)  # of HoVerNet's, which has no keys
+        for index, key in enumerate(getattr(part, "keys", None) or [own]):
             for step in _steps(part, index):
                 readings[key] = readings.get(key, Reading()).then(step)
     for key, reading in readings.items():
@@ -110,6 +123,11 @@ def _steps(transform: Any, index: int) -> Iterator[Reading]:
     elif isinstance(transform, VistaPostTransformd):
         yield Reading("sigmoid")
         yield Reading(discrete=_PROMPTED)
+    elif isinstance(transform, HoVerNetInstanceMapPostProcessingd):
+        mask = transform.instance_map_post_process.generate_watershed_mask
+        yield from (*_steps(mask.activation, 0), *_steps(mask.as_discrete, 0))
+    elif isinstance(transform, (SaveImaged, SaveImage)):
+        yield Reading(is_saved=True)
     elif isinstance(transform, (Lambdad, Lambda)):
         if setting("overwrite") is not False and setting("func") is not None:
             yield _unread(setting("func"))

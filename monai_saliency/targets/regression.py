@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.networks.outputs import num_rows
+from monai_saliency.networks.outputs import choices, num_rows, shape
 from monai_saliency.targets.base import (
     BoundTarget,
     Quantity,
@@ -133,10 +133,13 @@ class _BoundFunctionScore(BoundTarget):
 
 def _scores(function: Callable[[Any], torch.Tensor], output: Any) -> torch.Tensor:
     """The function's scores as ``(B, K)``."""
-    scores, count = function(output), num_rows(output)
+    count = num_rows(output)
+    wanted = "`function` must give a tensor (B,) or (B, K), one row per image, such as output[:, 1]"
+    try:
+        scores = function(output)
+    except (IndexError, KeyError, TypeError, AttributeError) as error:
+        given = shape(output) if isinstance(output, torch.Tensor) else choices(output) or f"a {type(output).__name__}"
+        raise ValueError(f"{wanted}; of {given} it failed with {type(error).__name__}: {error}") from error
     if not isinstance(scores, torch.Tensor) or scores.ndim not in (1, 2) or len(scores) != count:
-        raise ValueError(
-            f"`function` must give a tensor (B,) or (B, K), one row per image; it gave {shape_in_words(scores)} for "
-            f"{count} images"
-        )
+        raise ValueError(f"{wanted}; it gave {shape_in_words(scores)} for {count} images")
     return to_float(scores).reshape(count, -1)

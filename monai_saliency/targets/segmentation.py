@@ -66,12 +66,12 @@ class _SegmentationTarget(Target):
         label_values: Sequence[int | Sequence[int]] | None = None,
     ) -> None:
         check_region(region, self.regions)
-        self.channels = indices_or_word("channel", channel, ["predicted"])
+        self.channel = indices_or_word("channel", channel, ["predicted"])
         self.activation = check_option("activation", activation, list(ACTIVATIONS))
         self.region = region
         self.label_values: dict[int, list[int]] = {}
         if label_values is not None:
-            channels = [] if isinstance(self.channels, str) else self.channels
+            channels = [] if isinstance(self.channel, str) else self.channel
             if not isinstance(label_values, Sequence) or not channels or len(label_values) != len(channels):
                 raise ValueError(f"`label_values` must have one entry for each channel, got {label_values!r}")
             for index, values in zip(channels, label_values, strict=True):
@@ -122,9 +122,9 @@ class _SegmentationTarget(Target):
         """The bound target of the explained values, with the words for their regions."""
 
     def _channels(self, output: torch.Tensor, case: Case) -> Sequence[int]:
-        if not isinstance(self.channels, str):
-            check_indices(self.channels, output.shape[1], "channel", "channel")
-            return self.channels
+        if not isinstance(self.channel, str):
+            check_indices(self.channel, output.shape[1], "channel", "channel")
+            return self.channel
         predicted = predicted_labels(output, self.activation).channels(output.shape[1])
         if not predicted:
             raise NothingToExplain(
@@ -160,9 +160,9 @@ class RegionScore(_SegmentationTarget):
     does not move the region.
 
     Args:
-        channel: the output channel to explain, or several, each with its own map. ``"predicted"``: all channels with
-            a voxel in the unperturbed output, without the background (channel 0; with ``"sigmoid"`` channel 0
-            is not background).
+        channel: the output channel to explain, or several, each with its own map. Of several in their predicted
+            regions those are explained that have a voxel there. ``"predicted"``: all channels with a voxel in the
+            unperturbed output, without the background (channel 0; with ``"sigmoid"`` channel 0 is not background).
         activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``, as for :class:`ClassScore`.
         region: one of:
 
@@ -217,8 +217,6 @@ class RegionScore(_SegmentationTarget):
     ) -> None:
         super().__init__(channel, activation, region, label_values=label_values)
         self.scale = check_option("scale", scale, SCALES)
-        self.is_additive = self.scale == "probability"
-        self.is_linear = self.is_additive and self.activation == "none"
         self.components = None if components is None else whole_number("components", components, 1)
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
@@ -233,9 +231,10 @@ class RegionScore(_SegmentationTarget):
     def _bound(self, parts: Sequence[_Part], output: torch.Tensor, where: str) -> BoundTarget:
         if self.components is not None:
             where = f"a component of {where}"
-        if not self.is_additive:
+        in_log_odds = self.scale == "log_odds"
+        if in_log_odds:
             check_probabilities(_BoundRegionScore(parts, self.activation, output, where)(output))
-        return _BoundRegionScore(parts, self.activation, output, where, in_log_odds=not self.is_additive)
+        return _BoundRegionScore(parts, self.activation, output, where, in_log_odds)
 
 
 class _BoundRegions(BoundTarget):
@@ -270,6 +269,7 @@ class _BoundRegionScore(_BoundRegions):
         super().__init__(parts, activation, reference, where)
         self.in_log_odds = in_log_odds
         self.additive = not in_log_odds
+        self.linear = self.additive and activation == "none"
         # A softmax reads all channels; the other activations read only the explained ones.
         self.channels_read = None if activation == "softmax" else sorted(set(self.channels))
 

@@ -25,7 +25,7 @@ from monai_saliency.storage.files import atomic_path, case_file, error_key
 from monai_saliency.storage.label_maps import load_label, on_grid
 from monai_saliency.storage.scans import TURNED, load_image, load_scan, scan_name
 from monai_saliency.utils.affines import affine_in_mm
-from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers, written
+from monai_saliency.utils.arguments import a_path, check_option, flag, positive_numbers, require, written
 from monai_saliency.visualize.legend import Legend, finite, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture
 from monai_saliency.visualize.report.kept_scan import KeptScan, kept_path
@@ -216,6 +216,8 @@ class SaveSaliencyd(MapTransform):
         self.scale = scale
         self.output_dir = a_path("output_dir", output_dir)
         self.picture = flag("picture", picture)
+        if self.picture or self.report:
+            require("matplotlib", "bundle")  # before a map is computed that cannot be drawn
         self.picture_format = check_option("picture_format", picture_format, PICTURE_FORMATS)
         names = class_names or {}
         if isinstance(names, str):

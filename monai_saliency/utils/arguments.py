@@ -24,7 +24,8 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         name = module.partition(".")[0]
-        raise OptionalImportError(f'{name} is not installed: pip install "monai-saliency[{extra}]"') from error
+        why = "" if isinstance(error, ModuleNotFoundError) else f" ({error})"
+        raise OptionalImportError(f'{name} is not installed: pip install "monai-saliency[{extra}]"{why}') from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -47,16 +48,20 @@ def refuse_unknown(owner: str, names: Iterable[str], known: Collection[str]) -> 
             raise TypeError(f"{owner} has no setting `{name}`{advice}")
 
 
-def check_option(name: str, value: Any, options: Collection[str], further: str = "") -> Any:
+def check_option(
+    name: str, value: Any, options: Collection[str], further: str = "", elsewhere: Mapping[str, str] | None = None
+) -> Any:
     """One of the named options, or what a dictionary of options holds under it. The error lists the options, what
-    ``further`` is allowed in words, and the option that a misspelt one looks like.
+    ``further`` is allowed in words, and the option that a misspelt one looks like; ``elsewhere`` are the names that
+    other tools have for options.
     """
     if isinstance(value, str) and value in options:
         return options[value] if isinstance(options, Mapping) else value
     # Nothing but the error depends on the guess, so that of a short word another letter or two may differ.
-    similar = get_close_matches(str(value).lower(), list(options), n=1)
-    meant = f": did you mean `{similar[0]}`?" if similar else ""
-    raise ValueError(f"`{name}` must be one of {sorted(options)}{further}, got {value!r}{meant}")
+    meant = {option: option for option in options} | dict(elsewhere or {})
+    similar = get_close_matches(str(value).lower(), list(meant), n=1)
+    advice = f": did you mean `{meant[similar[0]]}`?" if similar else ""
+    raise ValueError(f"`{name}` must be one of {sorted(options)}{further}, got {value!r}{advice}")
 
 
 def whole_numbers(name: str, value: Any, least: int) -> np.ndarray:
@@ -181,11 +186,13 @@ def instance(
 
 def written(value: Any) -> str:
     """An object as the call that makes it, with its first argument and those that are not the defaults, such as
-    ``RISEMasks(num_masks=9)``: for ``__repr__`` of what keeps its arguments as attributes.
+    ``RISEMasks(num_masks=9)``: for ``__repr__`` of what keeps its arguments as attributes. Others are left out.
     """
     shown: list[str] = []
     for place, parameter in enumerate(inspect.signature(type(value)).parameters.values()):
-        argument = getattr(value, parameter.name, parameter.default)
+        if parameter.kind is parameter.VAR_KEYWORD or not hasattr(value, parameter.name):
+            continue
+        argument = getattr(value, parameter.name)
         is_first = place == 0 and argument is not None
         if is_first or repr(argument) != repr(parameter.default):
             shown.append(f"{parameter.name}={_written_argument(argument)}")
@@ -197,7 +204,7 @@ def _written_argument(argument: Any) -> str:
     if isinstance(argument, torch.Tensor):
         return f"Tensor{tuple(argument.shape)}"
     text = repr(argument)
-    if len(text) < 200 and " at 0x" not in text:
+    if len(text) < 200 and " at 0x" not in text and "\n" not in text:
         return text
     return getattr(argument, "__name__", type(argument).__name__)
 
@@ -207,8 +214,12 @@ def sliding_inferer(inferer: Any) -> SlidingWindowInferer | None:
     return inferer if isinstance(inferer, SlidingWindowInferer) else None
 
 
-def callable_network(network: Any) -> Any:
-    """Check that a network can be called."""
+def callable_network(network: Any, images: Any = None, call: str = "explain(images, network)") -> Any:
+    """Check that a network can be called; where the images can, ``call`` shows the order of the two."""
+    if callable(images) and not callable(network):
+        raise ValueError(
+            f"`network` is a {type(network).__name__}: the images and the network are swapped, write {call}"
+        )
     return instance("network", network, (), "a network or another callable on images (B, C, *spatial)", function=True)
 
 
@@ -222,6 +233,11 @@ def torch_device(name: str, value: Any) -> torch.device | None:
 
 def a_path(name: str, value: Any) -> Path:
     """A path."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(
+            f"`{name}` must be a path, got the number {value}, as a command line makes of digits: write ./ before the "
+            f"name, such as --{name} ./{value}"
+        )
     if not isinstance(value, (str, os.PathLike)) or not str(value):
         raise ValueError(f"`{name}` must be a path, got {value!r}")
     if str(value).lower() in {"null", "none", "true", "false"}:  # as a command line makes them; a folder is ./null

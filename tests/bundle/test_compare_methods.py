@@ -15,7 +15,7 @@ import pytest
 from helpers.files import maps, rows_of
 from helpers.layouts import Bundle
 from helpers.own_bundle import rank, settings
-from helpers.scans import volume, write_scans
+from helpers.scans import LPS, volume, write_scan, write_scans
 
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.method_choice import MethodChoice, next_command
@@ -85,15 +85,21 @@ def test_method_auto_is_the_plain_run_with_the_best(tmp_path: Path, capsys: Any)
     assert len(auto) == 4
     out = capsys.readouterr().out
     assert out.count("The truth: ") == out.count("method auto: ") == 1
+    assert "measured now on 3 scans (" in out
     first = sum(map(int, (tmp_path / "auto.log").read_text().split()))
     assert explain(tmp_path, "auto", method="auto") == auto
+    again = capsys.readouterr().out
+    assert "The truth: " not in again
+    assert re.search(r"method auto: .*, measured before on 3 scans \(.*methods.csv", again)
     assert sum(map(int, (tmp_path / "auto.log").read_text().split())) < 1.2 * first
     for number in range(2):
         with suppress(FileNotFoundError):
             explain(tmp_path, "shared", method="auto", **rank(number, 2, "masks"))
     assert maps(tmp_path / "shared") == auto
     assert json.loads((tmp_path / "shared" / "method.json").read_text())["method"] == kept
-    assert "The truth: " not in capsys.readouterr().out.partition("method auto: ")[2]
+    out = capsys.readouterr().out
+    assert "The truth: " not in out.partition("method auto: ")[2]
+    assert out.count("method auto: ") == 2
 
 
 def test_the_best_of_a_comparison_is_taken_by_its_key(tmp_path: Path, monkeypatch: Any) -> None:
@@ -115,6 +121,10 @@ def test_the_best_of_a_comparison_is_taken_by_its_key(tmp_path: Path, monkeypatc
     other = {"_target_": "helpers.counting_network.CountingNetwork", "log": str(tmp_path / "log"), "seed": 1}
     explain(tmp_path, "out", method="auto", network_def=other)
     assert len(found) == 2
+    for seed in range(3):
+        write_scan(tmp_path / "second" / f"new{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    explain(tmp_path, "out", method="auto", network_def=other, dataset_dir=str(tmp_path / "second"))
+    assert len(found) == 3  # another cohort in the same folder is measured again
     described = json.loads((tmp_path / "out" / "summary.settings.json").read_text())
     assert any("FocusedMasks" in str(settings) for settings in described.values())
 
@@ -130,6 +140,17 @@ def test_the_next_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert next_command(best, "saliency_") == words
     monkeypatch.setattr(sys, "argv", ["notebook"])
     assert next_command("rise --num_masks 9", "") == "--method rise --num_masks 9"
+
+
+@pytest.mark.parametrize(("name", "text"), [("methods.csv", "name,price\na,1\n"), ("method.json", "[1]")])
+def test_files_of_others_stay(name: str, text: str, tmp_path: Path) -> None:
+    write_scans(tmp_path, 3)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text(text)
+    with pytest.raises(RuntimeError) as caught:
+        compare(tmp_path)
+    assert f"{name} is not" in str(root_cause(caught.value))
+    assert (tmp_path / "out" / name).read_text() == text
 
 
 @pytest.mark.slow

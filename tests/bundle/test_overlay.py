@@ -1,5 +1,7 @@
 """The overlay, on small bundles with the ids and the structure of the Model Zoo's, and on others."""
 
+import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,15 @@ def test_label_maps_of_the_batch(tmp_path: Path) -> None:
         saliency = nib.load(tmp_path / "maps" / f"{case}_saliency.nii.gz").get_fdata()
         assert np.all(saliency[organs == 0] == 0)
         assert len(np.unique(saliency[organs == 8])) == 1
+    # As the part that is perturbed, by whatever method: its other key makes other rows.
+    Overlay(tmp_path / "part", method="sliding_window", window_size=4, within_key="organs", picture=False).explain(
+        parser
+    )
+    for case in "01":
+        saliency = nib.load(tmp_path / "part" / f"{case}_saliency.nii.gz").get_fdata()
+        assert np.all(saliency[organs == 0] == 0)
+        assert len(np.unique(saliency[organs != 0])) > 2
+    assert '"within": "saliency_within_organs"' in (tmp_path / "part" / "summary.settings.json").read_text()
 
 
 def test_our_own_bundle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +202,7 @@ def small_bundle(scans: list[Path], network: torch.nn.Module, **parts: Any) -> C
             "device": "cpu",
             "val_data_loader": "@dataloader",
             "network": "@network",
+            "postprocessing": {"_target_": "Activationsd", "keys": "pred", "softmax": True},
         },
         "run": ["$@evaluator.run()"],
     }
@@ -417,6 +429,23 @@ class Broken(Hundredths):
         return torch.where(image.amax(dim=(1, 2, 3, 4))[:, None] > 500, torch.nan, super().forward(image))
 
 
+def test_each_flag_that_an_error_lists_is_taken(make: Callable[[str], Bundle], tmp_path: Path, capfd: Any) -> None:
+    """By a bundle without a postprocessing, whose two channels may be anything."""
+    bundle = make("renamed_ids")
+    with pytest.raises(RuntimeError) as raised:
+        bundle.explain(saliency_dir=str(tmp_path), saliency_activation=None)
+    flags = re.findall(r"\(in a bundle --(\w+) (.*)\)$", str(root_cause(raised.value)), re.MULTILINE)
+    said = ["mean softmax probability", "mean sigmoid probability", "RegionScore: mean network output in the image"]
+    assert len(flags) == len(said)
+    for number, ((flag, value), words) in enumerate(zip(flags, said, strict=True)):
+        capfd.readouterr()
+        value = ast.literal_eval(value.strip('"')) if value.startswith('"') else value
+        given = {"saliency_dir": str(tmp_path / str(number)), "saliency_activation": None, flag: value}
+        bundle.explain(**given)
+        assert words in capfd.readouterr().out
+        assert len(list((tmp_path / str(number)).rglob("*_saliency.nii.gz"))) == 2
+
+
 def test_a_misspelt_evaluator_is_named(make: Callable[[str], Bundle], tmp_path: Path) -> None:
     with pytest.raises(RuntimeError) as caught:
         make("spleen_ct_segmentation").explain(saliency_dir=str(tmp_path), saliency_evaluator="evaluater")
@@ -453,9 +482,13 @@ def test_evaluator_that_meets_no_case_is_an_error(tmp_path: Path) -> None:
 def test_part_of_a_dictionary_is_chosen_by_name(make: Callable[[str], Bundle], tmp_path: Path, capfd: Any) -> None:
     bundle = make("pathology_nuclei_segmentation_classification")
     asked = {"saliency_output": "type_prediction", "saliency_classes": [1, 4], "saliency_method": "sliding_window"}
+    with pytest.raises(RuntimeError) as raised:
+        bundle.explain(saliency_dir=str(tmp_path / "maps"), **asked)
+    assert "--saliency_activation softmax" in str(root_cause(raised.value))
+    asked["saliency_activation"] = "softmax"
     bundle.explain(saliency_dir=str(tmp_path / "maps"), **asked)
-    assert "channel 1, 4 in the image of output type_prediction" in capfd.readouterr().out
-    assert nib.load(tmp_path / "maps" / "tile_saliency.nii.gz").shape == (48, 40, 2)
+    assert "in its predicted region of output type_prediction" in capfd.readouterr().out
+    assert nib.load(tmp_path / "maps" / "tile_saliency.nii.gz").shape[:2] == (48, 40)
 
 
 def test_path_of_an_overlay_is_printed_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

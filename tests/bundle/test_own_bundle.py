@@ -12,9 +12,9 @@ import pytest
 import torch
 from helpers import commands
 from helpers.files import rows_of
-from helpers.own_bundle import SMALL_NET, run
+from helpers.own_bundle import SMALL_NET, run, settings
 from helpers.paths import BUNDLE, CONFIGS, SCHEMA
-from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
+from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan, write_scans
 from monai.bundle import ConfigParser, ConfigWorkflow
 from monai.networks.nets import DenseNet
 
@@ -163,9 +163,10 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
         ({"fill": "blurr"}, r"^`fill` must be one of .*, got 'blurr': did you mean `blur`\?"),
         ({"classes": [7]}, "^class 7 is out of range: the network gives 2 classes"),
         ({"checkpoint": "none.pt"}, "checkpoint none.pt does not exist"),
+        ({"checkpoint": ""}, "^checkpoint is empty, got ''.*--checkpoint none if the network brings its weights"),
         ({"network_def": DENSENET | {"out_channels": 5}}, "does not fit the network DenseNet"),
-        ({"network_def": UNET, "checkpoint": ""}, "^ClassScore reads one row of class scores.* use RegionScore"),
-        ({"network_def": DENSENET | {"in_channels": 3}, "checkpoint": ""}, "case a: .*channels"),
+        ({"network_def": UNET, "checkpoint": "none"}, "^ClassScore reads one row of class scores.* use RegionScore"),
+        ({"network_def": DENSENET | {"in_channels": 3}, "checkpoint": "none"}, "case a: .*channels"),
     ],
 )
 def test_wrong_settings_say_what_to_do(
@@ -176,6 +177,17 @@ def test_wrong_settings_say_what_to_do(
         run(**settings | overrides)
     assert re.search(message, str(root_cause(caught.value))), str(root_cause(caught.value))
     assert not list((tmp_path / "out").rglob("*saliency*"))
+
+
+@pytest.mark.parametrize("name", ["dataset_dir", "output_dir", "store_dir", "cache_dir", "checkpoint"])
+def test_a_number_where_a_path_is_meant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fire, which reads the command line, makes 2024 of 2024, and 202401 of 2024_01."""
+    write_scans(tmp_path, 1)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RuntimeError) as caught:
+        monai.bundle.run(**settings(tmp_path, "out", **{name: 2024}))
+    assert re.search(r"must be a path, got the number 2024.* such as --\w+ \./2024", str(root_cause(caught.value)))
+    assert not (tmp_path / "2024").exists()
 
 
 def test_false_as_a_command_line_writes_it(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
@@ -210,7 +222,7 @@ def test_bundle_has_the_properties_of_an_infer_workflow(cohort: Path, checkpoint
         workflow_type="infer",
         bundle_root=str(BUNDLE),
         dataset_dir=str(cohort),
-        checkpoint="",
+        checkpoint="none",
     )
     workflow.initialize()
     assert workflow.check_properties() == []
@@ -322,8 +334,8 @@ def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
     maps = {}
     for name, network in {
         "module": {"checkpoint": str(BUNDLE / "models" / "model.pt")},
-        "export": {"checkpoint": "", "network_def": f"$torch.jit.load({str(exported)!r})", "network_id": "export"},
-        "pt2": {"checkpoint": "", "network_def": f"$torch.export.load({str(program)!r}).module()"},
+        "export": {"checkpoint": "none", "network_def": f"$torch.jit.load({str(exported)!r})", "network_id": "export"},
+        "pt2": {"checkpoint": "none", "network_def": f"$torch.export.load({str(program)!r}).module()"},
         "checkpoint": {"checkpoint": str(program)},
     }.items():
         monai.bundle.run(

@@ -76,6 +76,19 @@ def test_one_row_a_setting(sweep: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert len(gather(sweep).settings) == 3
 
 
+def test_rows_of_two_settings_are_not_complete(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rerun with other settings that was stopped leaves rows of both."""
+    table = CaseTable(sweep / "method=sliding_window" / "summary.csv")
+    table.add([{**row, "settings": row["case"]} for row in table.read()])
+    found = gather(sweep)
+    assert [setting.name for setting in found.settings if not setting.complete] == ["method=sliding_window"]
+    with pytest.raises(SystemExit):
+        main(["gather", str(sweep)])
+    assert "  made by 2 settings (column `settings`)" in capsys.readouterr().out
+    table.add([{**row, "settings": "s0"} for row in table.read()])
+    assert gather(sweep).complete
+
+
 def test_what_is_not_complete_is_said(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(sweep / "method=rise,num_masks=1000", "s2", C, 1001, True)
     failures = Failures(sweep / "method=rise,num_masks=500" / "failures.csv")

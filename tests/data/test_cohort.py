@@ -1,13 +1,21 @@
 import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.scans import LPS, write_scan
 from monai.data import load_decathlon_datalist
 from monai.transforms import LoadImaged
 
 import monai_saliency as ms
+from monai_saliency.data.cohort import loading_error
 from monai_saliency.errors import CaseError
+from monai_saliency.storage.scans import scan_loader
 
 
 def touch(root: Path, *names: str) -> None:
@@ -18,6 +26,40 @@ def touch(root: Path, *names: str) -> None:
 
 def decathlon(root: Path, **content: object) -> None:
     (root / "dataset.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+@contextmanager
+def forbidden() -> Iterator[Path]:
+    """A folder with a scan that this process may not read; root becomes another user for it."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        path = write_scan(Path(name, "a.nii.gz"), (4, 4, 4), LPS)
+        scan_loader("image")({"image": path})  # so that all of the reader is imported
+        shutil.copy(path, path.with_name("slice"))
+        for file in (path, path.with_name("slice")):
+            file.chmod(0)
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.setresuid(65534, 65534, 0)
+        try:
+            yield path
+        finally:
+            if is_root:
+                os.setresuid(0, 0, 0)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_scan_without_permission(listed: bool) -> None:
+    with forbidden() as path:
+        image: Any = [str(path)] * 2 if listed else str(path)
+        with pytest.raises(Exception, match=r"a\.nii\.gz") as caught:
+            scan_loader("image")({"image": image})
+        problem = loading_error(caught.value, {"case": "a", "image": image}, 0).problem
+        assert problem == f"no permission to read {path}: change its mode, such as by chmod +r"
+        # The path of a slice may name a patient.
+        series = [str(path.with_name("slice"))]
+        problem = loading_error(caught.value, {"case": "a", "image": series}, 0).problem
+        assert problem == "no permission to read one of its DICOM files: change its mode, such as by chmod +r"
 
 
 class TestPlainFolder:

@@ -266,4 +266,4 @@ def test_method_auto(slurm: Slurm, tmp_path: Path) -> None:
     number = slurm.submit("--array=0-1", "--ntasks=2", **given, OUTPUT_DIR=root / "out")
     slurm.wait(number)
     check_auto(root, "out")
-    assert slurm.said(number).count("method auto: ") == 1
+    assert slurm.said(number).count("The truth: ") == 1

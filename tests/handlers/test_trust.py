@@ -307,3 +307,12 @@ class TestFile:
         assert tuple(table.read()[0]) == SUMMARY_COLUMNS
         write_trust_page(table)
         assert not (tmp_path / "trust.md").exists()
+
+    def test_a_page_of_somebody_else_stays(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        table = CaseTable(tmp_path / "summary.csv")
+        (tmp_path / "trust.md").write_text("# My notes")
+        for row in (a_row("a"), dict.fromkeys(SUMMARY_COLUMNS, "") | {"case": "a"}):
+            table.add([row])
+            write_trust_page(table)
+            assert "trust.md is not a page of monai-saliency" in caplog.text
+        assert (tmp_path / "trust.md").read_text() == "# My notes"

@@ -56,7 +56,10 @@ def boxes(dims: int) -> list[dict[str, torch.Tensor]]:
 
 #: for each target some examples, and what makes an output for one image of so many axes
 TARGETS: dict[type[Target], list[tuple[Target, Callable[[int], Any]]]] = {
-    ms.AutoTarget: [(ms.AutoTarget(), classes), (ms.AutoTarget(), volume), (ms.AutoTarget(), boxes)],
+    ms.AutoTarget: [
+        *((ms.AutoTarget(activation="softmax"), output) for output in (classes, volume)),
+        (ms.AutoTarget(), boxes),
+    ],
     ms.ClassScore: [(ms.ClassScore("all", activation), classes) for activation in ("softmax", "sigmoid", "none")],
     ms.DetectionScore: [(ms.DetectionScore(), boxes)],
     ms.DiceScore: [(ms.DiceScore(1, "softmax"), volume)],

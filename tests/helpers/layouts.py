@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Layout:
         network: the id of its network.
         weights: the file of its weights, below it.
         words: what the line about the explained score holds.
+        flags: what its config does not say, such as how its output is read.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Layout:
     network: str = "network"
     weights: str = "models/model.pt"
     words: str = ""
+    flags: dict[str, Any] = field(default_factory=dict)
 
 
 def spleen(bundle: Path, data: Path) -> tuple[dict[str, Path], dict[str, Any]]:
@@ -136,8 +138,9 @@ LAYOUTS = [
     Layout("two_modalities_segmentation", modalities, words="softmax"),
     Layout("paired_registration", modalities, words="image regression"),
     Layout("mednist_reg", pairs, words="image regression"),
-    Layout("renamed_ids", renamed, run="go", network="model", words="segmentation"),
-]
+    Layout("renamed_ids", renamed, run="go", network="model", words="segmentation",
+           flags={"saliency_activation": "softmax"}),
+]  # fmt: skip
 
 
 class Bundle:
@@ -170,4 +173,4 @@ class Bundle:
         few: dict[str, Any] = {"saliency_picture": False, "saliency_report": False}
         few |= {"saliency_method": "rise", "saliency_num_masks": 12, "saliency_grid_size": 4} if few_masks else {}
         files = [str(self.config), str(overlay_path("explain"))]
-        monai.bundle.run(run_id="explain", config_file=files, **self.settings | few | settings)
+        monai.bundle.run(run_id="explain", config_file=files, **self.settings | self.layout.flags | few | settings)

@@ -44,7 +44,7 @@ def settings(tmp_path: Path, out: str, seconds: float = 0.0, **overrides: object
     }
     fixed: dict[str, object] = {"bundle_root": str(BUNDLE), "config_file": str(BUNDLE / "configs" / "inference.yaml")}
     fixed |= {"dataset_dir": str(tmp_path / "cohort"), "output_dir": str(tmp_path / out), "network_def": network}
-    fixed |= {"checkpoint": "", "device": "cpu", "spatial_size": [12, 12, 12], "picture": False, "report": False}
+    fixed |= {"checkpoint": "none", "device": "cpu", "spatial_size": [12, 12, 12], "picture": False, "report": False}
     # One file a case, which tests of runs count; tests/bundle/test_saved_standard_errors.py has the second.
     fixed |= {"standard_error": False}
     fixed |= {"method": "rise", "num_masks": NUM_MASKS, "grid_size": 3, "mask_batch_size": BATCH, "num_workers": 0}

@@ -4,7 +4,9 @@ import copy
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ from monai.inferers import SimpleInferer, SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.engines import CohortEvaluator
-from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.cohort_explainer import CohortExplainer
+from monai_saliency.inferers.forward import Forward, evaluating
 from monai_saliency.networks import Ensemble, accelerated
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.utils.monai_private import holds_compiled
@@ -385,6 +388,46 @@ def test_every_way_in(path: str) -> None:
     assert state_of(network) == before
 
 
+def test_the_last_exit_restores_the_mode() -> None:
+    shared, alone = torch.nn.BatchNorm1d(2), torch.nn.Dropout()
+    first, second = torch.nn.Sequential(shared, alone), torch.nn.Sequential(shared)
+    with ExitStack() as outer:
+        with ExitStack() as inner:
+            inner.enter_context(evaluating(first))
+            outer.enter_context(evaluating(second))  # entered last, and it ends last
+            outer.enter_context(evaluating(first.forward))
+            assert not any(part.training for part in (first, second, shared, alone))
+        assert not any(part.training for part in (first, second, shared, alone))
+    assert all(part.training for part in (first, second, shared, alone))
+    with pytest.raises(KeyError), evaluating(first):
+        raise KeyError
+    assert first.training
+
+
+def test_two_threads_explain_one_network_in_training_mode() -> None:
+    network, started, joined, ended = Classifier(), Event(), Event(), Event()
+    before, right = state_of(network), WINDOWS(SCAN, evaluated(network))
+
+    def first(images: torch.Tensor) -> torch.Tensor:
+        started.set()
+        assert joined.wait(60)
+        return network(images)
+
+    def second(images: torch.Tensor) -> torch.Tensor:
+        joined.set()
+        assert ended.wait(60)  # the first call is over, and this one still runs
+        return network(images)
+
+    with ThreadPoolExecutor(2) as pool:
+        call = pool.submit(WINDOWS, SCAN, first)
+        assert started.wait(60)
+        other = pool.submit(WINDOWS, SCAN, second)
+        assert_close(call.result(), right)
+        ended.set()
+        assert_close(other.result(), right)
+    assert state_of(network) == before
+
+
 class Hidden(torch.nn.Module):
     """Holds its network where ``.eval()`` does not find it."""
 
@@ -413,3 +456,87 @@ def test_attach(tmp_path: Path) -> None:
     (failed,) = handler.failures.rows
     assert "no fixed output" in failed["error"]
     assert "left on: call .eval(), also on networks in a list" in failed["error"]
+
+
+class Dropped(torch.nn.Module):
+    """Dropout on purpose, also in evaluation mode: MC dropout."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(images, 0.5, training=True).flatten(2).sum(2)
+
+
+class TestSeedNetwork:
+    """Networks that are random on purpose."""
+
+    IMAGE = torch.rand(1, 1, 4, 4, dtype=torch.float64) + 0.5
+
+    @pytest.mark.parametrize("size", [1, 4])
+    def test_each_image_gets_the_same_draw(self, size: int, caplog: pytest.LogCaptureFixture) -> None:
+        """A window's fall is twice its voxel where the draw of the seed keeps it; the caller's generator stays."""
+        explain = ms.sliding_window(1, target=ms.RegressionScore(0), mask_batch_size=size, progress=False)
+        with pytest.raises(ValueError, match="seed_network=0"):
+            explain.replace(mask_batch_size=1).explain(self.IMAGE, Dropped())
+        before = torch.get_rng_state()
+        (found,) = explain.replace(seed_network=7).explain(self.IMAGE, Dropped())
+        assert torch.equal(torch.get_rng_state(), before)
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            drawn = torch.nn.functional.dropout(self.IMAGE, 0.5, training=True)
+        assert_close(found.saliency, drawn[0])
+        assert 0 < int((drawn == 0).sum()) < 16
+        assert ("one at a time" in caplog.text) == (size > 1)
+
+    def test_under_a_sliding_window(self) -> None:
+        """The draw is by patch, so patches one by one, remembered or not, are the same."""
+        inferer = SlidingWindowInferer((2, 2))
+
+        def network(images: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.dropout(images, 0.5, training=True)
+
+        target = ms.RegionScore(0, "none", "all")
+        explain = ms.sliding_window(1, target=target, inferer=inferer, seed_network=7, progress=False)
+        (found,) = explain.explain(self.IMAGE, network)
+        (whole,) = explain.replace(patch_memory=False).explain(self.IMAGE, network)
+        assert found.per_prediction > 1
+        assert_close(found.saliency, whole.saliency)
+        assert bool(found.saliency.any())
+
+    def test_it_decides_scores(self, tmp_path: Path) -> None:
+        forwards = []
+        for seed in (1, 2, 1):
+            explain = ms.sliding_window(1, target=ms.RegressionScore(0), mask_batch_size=1, seed_network=seed)
+            found: list[Any] = []
+            CohortExplainer(explain, Dropped(), ScoreStore(tmp_path)).explain(self.IMAGE, [ms.Case("a")], found.append)
+            forwards.append(found[0].explanation.num_forwards)
+        assert forwards == [17, 17, 1]
+
+    def test_the_derivative_is_of_the_same_draw(self) -> None:
+        explain = ms.integrated_gradients(steps=3, target=ms.RegressionScore(0), seed_network=7)
+        (found,) = explain.explain(self.IMAGE, Dropped())
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            assert_close(found.saliency, torch.nn.functional.dropout(self.IMAGE, 0.5, training=True)[0])
+
+    @pytest.mark.cuda
+    def test_on_a_gpu(self) -> None:
+        before = torch.cuda.get_rng_state()
+        explain = ms.sliding_window(1, target=ms.RegressionScore(0), seed_network=7)
+        first, second = (explain.explain(self.IMAGE.cuda(), Dropped())[0].saliency for _ in range(2))
+        assert torch.equal(first, second)
+        assert bool(first.any())
+        assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("patch_memory", [True, False])
+def test_a_tuple_under_a_sliding_window(patch_memory: bool) -> None:
+    """MONAI puts tensors together: the error says how to leave out what is none, and that runs."""
+    images, target = torch.rand(1, 1, 8, 8), ms.RegionScore(0, "none", region="all")
+    explain = ms.sliding_window(4, target=target, inferer=SlidingWindowInferer(4, 2), patch_memory=patch_memory)
+    with pytest.raises(AttributeError, match=r"\(seg, None\), explain lambda images: network\(images\)\[0\]"):
+        explain(images, lambda images: (images, None))
+    assert explain(images, lambda images: (images, None)[0]).isfinite().all()
+
+
+def test_the_volumes_of_a_4d_file() -> None:
+    with pytest.raises(RuntimeError, match=r"takes 1 channels: the volumes of a 4D file .* images\[:, :1\]"):
+        ms.explain(torch.nn.Conv3d(1, 2, 3), torch.rand(1, 3, 8, 8, 8))

@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import captum.attr
@@ -479,3 +481,18 @@ def test_patches_without_a_slope_are_zero_and_images_may_be_changed_in_place() -
     for inferer in (None, SlidingWindowInferer((8, 8), 2, 0)):
         explain = ms.smoothgrad(1, 0, reading="signed", target=ms.RegionScore(0, "none", "all"), inferer=inferer)
         assert_close(explain(x, network), expected)
+
+
+def test_grad_cam_hears_its_own_thread_only() -> None:
+    network = classifier()
+    method = ms.grad_cam(target=FIRST)
+    scans = [image(1, 1, 16, 16, 16), image(1, 1, 12, 12, 12)]  # the layers of the second are coarser
+    right = [method(scan, network) for scan in scans]
+    both, last = Barrier(2, timeout=60), network.class_layers
+
+    def wait(*_: Any) -> None:  # both calls have passed their layers before either goes on
+        both.wait()
+
+    with last.register_forward_hook(wait), last.register_forward_pre_hook(wait), ThreadPoolExecutor(2) as pool:
+        for ours, expected in zip(pool.map(lambda scan: method(scan, network), scans), right, strict=True):
+            assert_close(ours, expected)

@@ -394,9 +394,13 @@ def test_what_a_user_would_type() -> None:
     def maps(**settings: Any) -> list[Any]:
         return ms.explain(network, image, num_masks=8, **settings).tolist()
 
-    assert maps(fill="mean") == maps(fill=ms.MeanFill()) != maps(fill=0.5) == maps(fill=ConstantFill(0.5))
+    softmax = {"activation": "softmax"}
+    mean, half = maps(fill="mean", **softmax), maps(fill=0.5, **softmax)
+    assert mean == maps(fill=ms.MeanFill(), **softmax) != half == maps(fill=ConstantFill(0.5), **softmax)
     target = ms.AutoTarget(classes=[1], activation="sigmoid", scale="probability", against=2)
     assert maps(target=1, activation="sigmoid", scale="probability", against=2) == maps(target=target)
-    assert maps(target="all") == maps(target=[0, 1, 2]) == maps(target=ClassScore("all", "softmax"))
+    assert (
+        maps(target="all", **softmax) == maps(target=[0, 1, 2], **softmax) == maps(target=ClassScore("all", "softmax"))
+    )
     with pytest.raises(TypeError, match=r"give activation to the target itself, such as ClassScore\("):
         maps(target=LOGIT, activation="sigmoid")

@@ -417,9 +417,24 @@ def test_so_many_players_act_together(target: Any, players: int) -> None:
     (whole,) = every.explain(image, network, cases=[case])
     assert_close(found.saliency, whole.saliency)
     assert float(found.saliency.abs().max()) > 1e-4
-    if players == 2:
-        with pytest.raises(ValueError, match="it is not a sum over voxels"):
-            explain.replace(target=ms.RegionScore(1, "softmax", "all")).explain(image, network, cases=[case])
+
+
+def test_players_follow_the_bound_target() -> None:
+    """The automatic target shows only with the output that it is a mean; another target may be put in its place."""
+    inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Wide(2).double()
+    image, case = images(1, 1, 40, 8, dtype=torch.float64), ms.Case("a", labels=STRIPES)
+    labels = torch.arange(20)[:, None].repeat_interleave(2, 0).expand(1, 40, 8)  # too many for all coalitions
+    own = ms.RegionScore("predicted", "softmax")
+    for labelled in (case, ms.Case("a", labels=labels)):
+        (given,) = ms.shapley(target=own, inferer=inferer).explain(image, network, cases=[labelled])
+        explain = ms.shapley(activation="softmax", inferer=inferer)
+        for other in (explain, explain.replace(target=own)):
+            (found,) = other.explain(image, network, cases=[labelled])
+            assert max(len(meeting.players) for meeting in found.masks.meetings) < 15
+            assert_close(found.saliency, given.saliency)
+        assert found.num_forwards == given.num_forwards
+    with pytest.raises(ValueError, match="at most 14 players"):
+        explain.replace(target=ms.DiceScore(1, "softmax")).explain(image, network, cases=[labelled])
 
 
 @pytest.mark.slow

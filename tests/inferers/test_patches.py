@@ -377,3 +377,44 @@ def test_the_price_of_a_later_round(monkeypatch: pytest.MonkeyPatch) -> None:
     totals = [each.total for each in plans]
     assert [each.done for each in plans] == [found.per_prediction, *totals[:-1]]
     assert totals[-1] == found.num_forwards
+
+
+class Several(torch.nn.Module):
+    """Gives its output as a part of a list, a tuple or a dictionary."""
+
+    def __init__(self, form: Callable[[torch.Tensor], Any], ends_in_softmax: bool = False) -> None:
+        super().__init__()
+        self.inner, self.form, self.ends_in_softmax = Network(2).double(), form, ends_in_softmax
+
+    def forward(self, x: torch.Tensor) -> Any:
+        output = self.inner(x)
+        return self.form(output.softmax(dim=1) if self.ends_in_softmax else output)
+
+
+@pytest.mark.parametrize(
+    ("form", "path"),
+    [
+        (lambda output: [output * 0, output], 1),
+        (lambda output: (output, output * 0), (0,)),
+        (lambda output: {"head": output, "other": output * 0}, "head"),
+        (lambda output: output, None),
+    ],
+    ids=["list", "tuple", "dictionary", "tensor"],
+)
+@pytest.mark.parametrize("ends_in_softmax", [False, True])
+def test_the_part_that_is_explained_is_remembered(form: Any, path: Any, ends_in_softmax: bool) -> None:
+    """Whether the inferer or the automatic target is given the part."""
+    network, inputs = Several(form, ends_in_softmax), images(1, 1, 12, 12, dtype=torch.float64)
+    activation = None if ends_in_softmax else "softmax"
+    of_target = ms.AutoTarget(activation=activation, output=path)
+    of_inferer = ms.AutoTarget(activation=activation)
+    predicted = form(Several(lambda output: output, ends_in_softmax)(inputs) + 1)
+    for target, output in ((of_target, None), (of_inferer, path)):
+        explain = ms.sliding_window(6, target=target, inferer=SlidingWindowInferer((4, 4)), output=output)
+        (ours,) = explain.explain(inputs, network)
+        (whole,) = explain.replace(patch_memory=False).explain(inputs, network)
+        assert (ours.per_prediction > 1, whole.per_prediction) == (True, 1)
+        assert_close(ours.saliency, whole.saliency)
+        assert bool(ours.saliency.any())
+        with pytest.raises(ValueError, match="not what was predicted"):  # by an evaluator
+            explain.explain(inputs, network, cases=[ms.Case("a", prediction=predicted)])

@@ -216,16 +216,52 @@ def test_a_network_of_one_batch_size(caplog: pytest.LogCaptureFixture) -> None:
     assert f"a batch of {BATCH} copies of it" in caplog.text
 
 
-def test_a_program_that_takes_single_images_only(caplog: pytest.LogCaptureFixture) -> None:
-    """As ``torch.export`` makes it of one image: images go through one at a time, and the log says why."""
+def test_a_program_that_takes_single_images_only() -> None:
+    """As ``torch.export`` makes it of one image: it goes through alone, and of several the error says how they do."""
     layers = torch.nn.Conv2d(1, 3, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     network = torch.nn.Sequential(*layers).eval()
     program = torch.export.export(network, (images(),)).module()
-    with caplog.at_level(logging.WARNING):
-        found = windows()(images(2), program)
-    assert torch.equal(found, windows(1)(images(2), program))
-    assert "one at a time" in caplog.text
-    assert "a batch of 2 fails" in caplog.text
+    with pytest.raises(CaseError, match="set mask_batch_size=1"):
+        windows()(images(2), program)
+    assert_close(windows(1)(images(2), program), windows(1)(images(2), network))
+    assert_close(windows()(images(), program), windows(1)(images(), network))
+
+
+def flattened(x: torch.Tensor) -> torch.Tensor:
+    """A network that was written for one image: of a batch it sees the first one."""
+    return classify(x.reshape(1, -1)[:, :120].view(1, 1, 12, 10))
+
+
+@pytest.mark.parametrize("network", [Takes(classify, 1), flattened])
+def test_a_network_of_one_image(network: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The only image of a call goes through alone, with a warning; of several the error names the way out."""
+    expected = windows(1).explain(images(), classify)[0]
+    (found,) = windows().explain(images(), network)
+    assert torch.equal(found.saliency, expected.saliency)
+    assert torch.equal(found.scores, expected.scores)
+    (line,) = logged_warnings(caplog)
+    assert "one at a time" in line
+    assert "mask_batch_size=1" in line
+    with pytest.raises(CaseError, match=r"fails on a batch of 2 and runs one image alone.*mask_batch_size=1"):
+        windows()(images(3), network)
+    assert torch.equal(windows(1)(images(3), network), windows(1)(images(3), classify))
+
+
+@pytest.mark.parametrize(("rows", "count", "batch"), [(1, 1, BATCH), (1, 2, BATCH), (2, 2, 1), (BATCH, BATCH, BATCH)])
+def test_a_function_that_closes_over_another_input(rows: int, count: int, batch: int) -> None:
+    """The map is that of the two inputs, or the error names ``ArgumentInputs``."""
+    ages = torch.arange(1.0, 1.0 + rows)[:, None]
+
+    def network(x: torch.Tensor, ages: torch.Tensor) -> torch.Tensor:
+        both = torch.cat([x, ages[:, :, None, None].expand(-1, 1, *x.shape[2:])], 1)
+        return classify(both[:, :1] * both[:, 1:])
+
+    if rows == count == 1:
+        expected = windows(batch, inputs=ms.ArgumentInputs(0))((images(), ages), network)
+        assert_close(windows(batch)(images(), lambda x: network(x, ages)), expected)
+    else:
+        with pytest.raises(Exception, match=r"inputs=ms\.ArgumentInputs\(perturb=0\)"):
+            windows(batch)(images(count), lambda x: network(x, ages))
 
 
 def test_a_compiled_network_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:

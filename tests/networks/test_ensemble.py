@@ -17,7 +17,8 @@ from monai.inferers import Inferer, SlidingWindowInferer
 from monai.networks.nets import DenseNet, UNet
 
 import monai_saliency as ms
-from monai_saliency.networks import Ensemble, accelerated, load_checkpoint, network_fingerprint, network_of
+from monai_saliency.errors import SettingError
+from monai_saliency.networks import Ensemble, accelerated, load_checkpoint, network_fingerprint, unloaded_network
 
 
 def networks(make: Callable[[], torch.nn.Module], count: int = 3) -> list[torch.nn.Module]:
@@ -182,8 +183,16 @@ def test_what_is_refused(tmp_path: Path) -> None:
     files = [tmp_path / "a.pt", tmp_path / "b.pt"]
     with pytest.raises(ValueError, match="checkpoint lists 2 files, and the network is of 1: give one each"):
         load_checkpoint(one, files)
-    assert network_of(one, "a.pt") is one
-    assert len(network_of(one, files).networks) == 2  # type: ignore[arg-type]
+    for given in ("a.pt", None, "none", "None"):
+        assert unloaded_network(one, given) is one
+    assert load_checkpoint(one, "none") is load_checkpoint(one, None) is one
+    for take in (unloaded_network, load_checkpoint):
+        for empty in ("", [], ["a.pt", ""]):
+            with pytest.raises(SettingError, match=r"checkpoint is empty, got .* --checkpoint none"):
+                take(one, empty)
+        with pytest.raises(ValueError, match=r"got the number 2024.* such as --checkpoint ./2024"):
+            take(one, 2024)  # type: ignore[arg-type]
+    assert len(unloaded_network(one, files).networks) == 2  # type: ignore[arg-type]
 
 
 def test_the_bundle_explains_folds_and_saves_their_disagreement(tmp_path: Path) -> None:

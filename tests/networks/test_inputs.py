@@ -79,14 +79,14 @@ def test_a_tuple_of_images_is_told_what_to_write() -> None:
 
     def detector(given: list[torch.Tensor]) -> torch.Tensor:
         assert isinstance(given, list)
-        return torch.stack([9 * image.mean((1, 2)) for image in given])
+        return torch.stack([9 * image.mean() for image in given])
 
     maps = eval(of_list, {"ms": ms, "images": images, "network": detector})
-    expected = ms.explain(lambda batch: 9 * batch.mean((2, 3)), torch.stack(images))
+    expected = ms.explain(lambda batch: 9 * batch.mean((1, 2, 3)), torch.stack(images))
     assert_close(maps, expected)
 
     def difference(fixed: torch.Tensor, moving: torch.Tensor) -> torch.Tensor:
-        return 9 * (fixed - moving).mean((2, 3))
+        return 9 * (fixed - moving).mean((1, 2, 3))
 
     fixed, moving = images[0][None], images[1][None]
     maps = eval(of_several, {"ms": ms, "inputs": (fixed, moving), "network": difference})
@@ -149,10 +149,14 @@ class TestErrors:
             (
                 TensorInput(),
                 {"image": IMAGES},
-                r"`inputs` must be images .*got a dict; set the inferer's `inputs` to DictInput",
+                r"`inputs` must be images .*got a dict with the keys \['image'\]: write batch.*DictInput",
             ),
             (ms.DictInput("t1"), {"image": IMAGES}, r"`perturb` names \['t1'\], the inputs are \['image'\]"),
-            (ms.DictInput("image"), IMAGES, "must be a dictionary or a sequence of tensors for DictInput, got Tensor"),
+            (
+                ms.DictInput("image"),
+                IMAGES,
+                "must be a dictionary or a sequence of tensors for DictInput, got a Tensor",
+            ),
             (ms.DictInput("image"), {"image": IMAGES[0, 0]}, r"input 'image' must be images .*got shape \(9, 8\)"),
             (ms.DictInput("image"), {"image": IMAGES, "age": AGES[:2]}, r"held input 'age' .*, got shape \(2,\)"),
             (ms.DictInput([0, 1]), (IMAGES, PRIORS[..., :4]), r"0 is \(3, 2, 9, 8\).*, 1 is \(3, 1, 9, 4\)"),

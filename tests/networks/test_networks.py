@@ -173,10 +173,18 @@ def test_the_map_of_the_module(sizes: str, tmp_path: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize("sizes", SIZES)
 def test_batches_of_any_size(sizes: str, count: int, tmp_path: Path) -> None:
     inner, batch = exportable(), torch.rand(count, 1, 12, 12)
-    program = ms.networks.network_of(torch.nn.Identity(), export(tmp_path / "network.pt2", inner, *SIZES[sizes]))
+    program = ms.networks.unloaded_network(torch.nn.Identity(), export(tmp_path / "network.pt2", inner, *SIZES[sizes]))
     with torch.no_grad():
         assert_close(program(batch), inner(batch))
     assert ms.networks.load_checkpoint(program, tmp_path / "network.pt2") is program
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_white_box_methods_differentiate_a_program(sizes: str, tmp_path: Path) -> None:
+    inner = exportable()
+    program = exported_network(export(tmp_path / "network.pt2", inner, *SIZES[sizes]))
+    explain = ms.integrated_gradients(5, target=TARGET, mask_batch_size=4)
+    torch.testing.assert_close(explain(IMAGE, program), explain(IMAGE, inner), rtol=1e-4, atol=1e-6)
 
 
 def test_patches(tmp_path: Path) -> None:
@@ -190,13 +198,13 @@ def test_patches(tmp_path: Path) -> None:
 
 def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"missing\.pt2 cannot be read as an exported network"):
-        ms.networks.network_of(exportable(), tmp_path / "missing.pt2")
+        ms.networks.unloaded_network(exportable(), tmp_path / "missing.pt2")
     broken = tmp_path / "broken.pt2"
     broken.write_bytes(b"no archive")
     with pytest.raises(ValueError, match="cannot be read as an exported network"):
-        ms.networks.network_of(exportable(), broken)
+        ms.networks.unloaded_network(exportable(), broken)
     with pytest.raises(ValueError, match="an ensemble needs files of weights"):
-        ms.networks.network_of(exportable(), [broken, broken])
+        ms.networks.unloaded_network(exportable(), [broken, broken])
     with pytest.raises(ValueError, match="whose weights fit no Sequential"):
         ms.networks.load_checkpoint(exportable(), broken)
 
@@ -217,7 +225,7 @@ def test_code_in_an_archive_is_never_run(part: str, tmp_path: Path, monkeypatch:
         if not any(part in name for name in source.namelist()):
             target.writestr(f"good/data/{part}", content.getvalue())
     with pytest.raises(ValueError, match=r"evil\.pt2 holds pickled code, which is not run: export the network again"):
-        ms.networks.network_of(exportable(), evil)
+        ms.networks.unloaded_network(exportable(), evil)
     assert not trap.exists()
     assert [os.environ.get(f"TORCH_FORCE_{name}WEIGHTS_ONLY_LOAD") for name in ("", "NO_")] == [None, "1"]
     exported_network(good)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from monai_saliency.errors import NothingToExplain
-from monai_saliency.storage.tables import CaseTable, Failures
+from monai_saliency.errors import NothingToExplain, SettingError
+from monai_saliency.storage.tables import CaseTable, Failures, write_csv
 
 COLUMNS = ("case", "error")
 
@@ -117,3 +117,45 @@ def test_the_row_of_an_earlier_failure_is_not_one_of_this_run(tmp_path: Path) ->
     assert [row["case"] for row in now.since()] == ["b"]
     now.add("a", "load", ValueError("broken"))
     assert [row["case"] for row in now.since()] == ["a", "b"]
+
+
+OTHERS = ["name,price\na,1\n", "case;error\na;b\n", "case,error,price\n", "case\x00\n", "PK\x03\x04\r\udcff"]
+
+
+@pytest.mark.parametrize("text", OTHERS)
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_table_of_somebody_else_stays(text: str, shared: bool, tmp_path: Path) -> None:
+    path = tmp_path / "failures.csv"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    before = path.read_bytes()
+    for make in (
+        lambda: Failures(path, shared=shared),
+        lambda: Failures(path, cases=["a"], shared=shared),
+        lambda: CaseTable(path, COLUMNS),
+        lambda: CaseTable(path),
+    ):
+        with pytest.raises(SettingError, match=r"failures.csv is not a table .*--output_dir"):
+            make()
+    assert path.read_bytes() == before
+
+
+def test_a_table_of_somebody_else_that_comes_later_stays(tmp_path: Path) -> None:
+    table, failures = CaseTable(tmp_path / "t.csv", COLUMNS), Failures(tmp_path / "f.csv")
+    for path in (tmp_path / "t.csv", tmp_path / "f.csv"):
+        path.write_text("name,price\n")
+    for change in (
+        lambda: table.add([{"case": "a", "error": "b"}]),
+        lambda: table.replace({"a"}),
+        lambda: failures.add("a", "load", ValueError("broken")),
+        lambda: write_csv(tmp_path / "t.csv", COLUMNS, []),
+    ):
+        with pytest.raises(SettingError, match="is left as it is"):
+            change()
+    assert (tmp_path / "t.csv").read_text() == (tmp_path / "f.csv").read_text() == "name,price\n"
+
+
+def test_a_table_that_a_spreadsheet_has_saved_is_ours(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbfcase,error\r\na,b\r\n")
+    assert CaseTable(tmp_path / "t.csv", COLUMNS).read() == [{"case": "a", "error": "b"}]
+    (tmp_path / "t.csv").write_bytes(b"")
+    assert CaseTable(tmp_path / "t.csv", COLUMNS).read() == []

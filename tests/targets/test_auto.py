@@ -1,4 +1,4 @@
-import logging
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -8,10 +8,12 @@ import monai.transforms as mt
 import pytest
 import torch
 from helpers.tolerances import SINGLE, assert_close
+from monai.apps.pathology.transforms import HoVerNetInstanceMapPostProcessingd, HoVerNetNuclearTypePostProcessingd
 from monai.apps.vista3d.transforms import VistaPostTransformd
 
 import monai_saliency as ms
-from monai_saliency.errors import CaseError
+from monai_saliency.errors import CaseError, NothingToExplain, SettingError
+from monai_saliency.targets import auto
 from monai_saliency.targets.auto import finds_nothing
 from monai_saliency.targets.postprocessing import Reading, read_postprocessing
 
@@ -33,9 +35,25 @@ def denormalize(values: torch.Tensor) -> torch.Tensor:
 )  # fmt: skip
 @pytest.mark.parametrize("output", [torch.tensor([[4.2]]), torch.tensor([[0.4]]), torch.full((1, 1, 4, 4), 4.2)])
 def test_a_number_that_is_no_class_is_explained_as_the_network_gives_it(transform: Any, output: torch.Tensor) -> None:
-    bound = ms.AutoTarget(read_postprocessing(transform)).bind(output, FLAT)
+    """An image of numbers only where that is given, or known."""
+    found = read_postprocessing(transform)
+    if output.ndim > 2:
+        with pytest.raises(SettingError, match=r'(?s)"sigmoid".*RegionScore\(0, "none", "all"\) .*activation none\)$'):
+            ms.AutoTarget(found).bind(output, FLAT)
+    target = ms.AutoTarget(found, activation="none" if output.ndim > 2 else None)
+    bound = target.bind(output, FLAT)
     assert bound(output).flatten().tolist() == [pytest.approx(output.flatten()[0].item())]
     assert bound.quantity().unit == "network output"
+
+
+def test_an_image_that_the_bundle_saves_as_it_is_is_explained_as_it_is() -> None:
+    """Unless a function that cannot be read comes before."""
+    saved = mt.SaveImaged("pred")
+    assert ms.AutoTarget(read_postprocessing(saved)).choose(ONE, FLAT).source == auto.PIPELINE
+    with pytest.raises(SettingError, match="postprocessing applies denormalize to it"):
+        ms.AutoTarget(read_postprocessing(mt.Compose([denormalize, saved]))).choose(ONE, FLAT)
+    with pytest.raises(SettingError, match="channel 1 is out of range"):
+        ms.AutoTarget(classes=[1], activation="none").choose(ONE, FLAT)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +70,7 @@ def test_a_number_that_is_no_class_is_explained_as_the_network_gives_it(transfor
 )
 def test_a_function_that_cannot_be_read_is_not_guessed(transforms: list[Any]) -> None:
     found = read_postprocessing(mt.Compose(transforms))
-    with pytest.raises(ValueError, match=r".*postprocessing (applies|rounds|compares).*saliency_activa"):
+    with pytest.raises(SettingError, match=r"(?s).*postprocessing (applies|rounds|compares).*saliency_activa"):
         ms.AutoTarget(found).bind(LOGITS, FLAT)
     assert ms.AutoTarget(found, activation="sigmoid").bind(LOGITS, FLAT).quantity().unit == "log-odds"
     assert ms.AutoTarget(found, activation="none").bind(LOGITS, FLAT).quantity().unit == "network output"
@@ -67,7 +85,6 @@ LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
         # Single-label: the predicted class, by softmax.
         (LOGITS, {"activation": "softmax"}, [1], LOGITS.softmax(1)[0, 1].logit()),
         (LOGITS, {"discrete": "argmax"}, [1], LOGITS.softmax(1)[0, 1].logit()),
-        (LOGITS, {}, [1], LOGITS.softmax(1)[0, 1].logit()),
         # Several labels: all above one half, else the likeliest.
         (LOGITS, {"activation": "sigmoid"}, [0, 1], torch.tensor([1.0, 3.0])),
         (LOGITS, {"discrete": "threshold"}, [0, 1], torch.tensor([1.0, 3.0])),
@@ -91,7 +108,7 @@ ONE = torch.tensor([[[[0.2, 0.9, 0.7, 0.1]]]]).expand(1, 1, 4, 4)
 @pytest.mark.parametrize("output", [PROBABILITIES, torch.rand(1, 2, 4, 4)])
 def test_what_may_be_probabilities_or_logits_is_asked_for(output: torch.Tensor, reading: dict[str, Any]) -> None:
     """Nothing but this case's numbers could say which, and the next case's might say another."""
-    with pytest.raises(ValueError, match=r".* may hold probabilities or logits.*--saliency_activation none"):
+    with pytest.raises(SettingError, match=r"(?s).* may hold probabilities or logits.*--saliency_activation none"):
         ms.AutoTarget(readings(**reading) if reading else None).bind(output, FLAT)
 
 
@@ -127,17 +144,12 @@ def test_one_meaning_a_cohort(kind: str, reading: dict[str, Any] | None, activat
 
 
 @pytest.mark.parametrize("discrete", [None, "argmax", "threshold"])
-def test_the_end_of_a_softmax_is_seen(discrete: str | None, caplog: pytest.LogCaptureFixture) -> None:
-    """Its numbers are explained as they are, and the log says how they were read."""
+def test_the_end_of_a_softmax_is_seen(discrete: str | None) -> None:
+    """Its numbers are explained as they are, and the words say how they were read."""
     target = ms.AutoTarget(readings(discrete=discrete))
     output = LOGITS.softmax(1)
-    with caplog.at_level(logging.INFO, "monai_saliency"):
-        bound = target.bind(output, FLAT)
-        ms.AutoTarget().bind(LOGITS, ms.Case("other", FLAT.image))
-        ms.AutoTarget(activation="softmax").bind(LOGITS, ms.Case("given", FLAT.image))
-    assert "case flat: the network's output is read as probabilities, since it lies in [0, 1] and sums" in caplog.text
-    assert "case other: the network's output is read as logits, of which a softmax makes probabil" in caplog.text
-    assert "given" not in caplog.text
+    bound = target.bind(output, FLAT)
+    assert "known by the output, which lies in [0, 1] and sums to 1" in bound.words()
     assert list(bound.labels) == [1]
     assert_close(bound(output)[0], output[0, 1:2].logit(), within=SINGLE)
     # As segmentations: in the predicted region, the mean.
@@ -187,6 +199,22 @@ def test_empty_segmentation_is_explained_by_its_likeliest_channel() -> None:
     assert list(choice.target.bind(output, FLAT).labels) == [2]
 
 
+def test_chosen_channels_are_explained_where_they_are_predicted() -> None:
+    """As predicted ones are; where none of them is, there is nothing to explain."""
+    output = torch.zeros(1, 3, 4, 4)
+    output[:, 0], output[:, 2], output[0, 1, 0, :2] = 5, 1, 9
+    expected = output.softmax(1)[0, 1, 0, :2].mean()
+    for classes in ("predicted", [2, 1], [1]):
+        bound = ms.AutoTarget(readings(activation="softmax"), classes).bind(output, FLAT)
+        assert (list(bound.labels), bound.words().count("channel 1 in its predicted region")) == ([1], 1)
+        assert_close(bound(output)[0, 0], expected)
+    assert list(ms.AutoTarget(classes="all", activation="softmax").bind(output, FLAT).labels) == [0, 1]
+    with pytest.raises(NothingToExplain, match=r"case flat: no voxel is predicted as channel 2"):
+        ms.AutoTarget(classes=[2], activation="softmax").bind(output, FLAT)
+    with pytest.raises(SettingError, match="channel 3 is out of range"):
+        ms.AutoTarget(classes=[3], activation="softmax").bind(output, FLAT)
+
+
 def test_at_most_ten_channels_are_explained_and_the_words_say_so() -> None:
     output = torch.zeros(1, 17, 4, 4)
     output[0, 1:].view(16, 16).fill_diagonal_(5.0)
@@ -196,16 +224,37 @@ def test_at_most_ten_channels_are_explained_and_the_words_say_so() -> None:
     assert len(labels) == 10
     assert 12 in labels
     assert "the largest of 15" in choice.words
-    assert len(ms.AutoTarget(classes="all").bind(output, FLAT).labels) == 17
+    assert len(ms.AutoTarget(classes="all", activation="softmax").bind(output, FLAT).labels) == 15
 
 
-def test_first_part_that_is_named_like_a_prediction_is_explained() -> None:
+def test_a_part_is_the_only_one_or_named_by_the_postprocessing_or_asked_for() -> None:
     output = {"edges": torch.randn(1, 2, 4, 4), "class_map": segmentation(), "features": [torch.rand(1, 8, 2, 2)]}
     choice = ms.AutoTarget({"class_map": Reading("sigmoid")}).choose(output, FLAT)
     assert choice.path == ("class_map",)
     assert choice.target.activation == "sigmoid"  # type: ignore[attr-defined]
-    assert ms.AutoTarget(output="edges").choose(output, FLAT).path == ("edges",)
-    assert ms.AutoTarget().choose([segmentation(), torch.rand(1, 4, 2, 2)], FLAT).path == (0,)
+    assert ms.AutoTarget(output="edges", activation="softmax").choose(output, FLAT).path == ("edges",)
+    for found in ({}, {"class_map": Reading("sigmoid"), "edges": Reading("softmax")}):
+        with pytest.raises(
+            SettingError, match=r"output=\('features', 0\) reads \(B, 8, 2, 2\).*--saliency_output edges"
+        ):
+            ms.AutoTarget(found).choose(output, FLAT)
+    for one in ([segmentation(), None], (segmentation(), torch.tensor(0.3)), {"a": [segmentation()], "b": "text"}):
+        bound = ms.AutoTarget(activation="softmax").bind(one, FLAT)
+        assert_close(bound(one), ms.AutoTarget(activation="softmax").bind(segmentation(), FLAT)(segmentation()))
+    ages = {"embedding": torch.rand(1, 8), "age": torch.tensor([61.0]), "sex": torch.tensor([0.2])}
+    for several in ([segmentation(), torch.rand(1, 4, 2, 2)], ages):
+        for target in (ms.AutoTarget(activation="softmax"), ms.ClassScore(1, "softmax"), ms.RegressionScore(0)):
+            with pytest.raises(
+                SettingError, match=r"output=.* reads \(B, 8\), output='age' reads \(B\)|output=0 reads"
+            ):
+                target.bind(several, FLAT)
+
+
+def test_hovernets_nuclei_are_named_by_its_postprocessing() -> None:
+    steps = mt.Compose([HoVerNetInstanceMapPostProcessingd(), HoVerNetNuclearTypePostProcessingd()])
+    assert read_postprocessing(steps) == {"nucleus_prediction": Reading("softmax", "argmax")}
+    sigmoid = HoVerNetInstanceMapPostProcessingd("nuclei", activation="sigmoid", mask_threshold=0.3)
+    assert read_postprocessing(sigmoid) == {"nuclei": Reading("sigmoid", "threshold", threshold=0.3)}
 
 
 def test_landmarks_are_explained_by_how_near_they_stay() -> None:
@@ -216,7 +265,10 @@ def test_landmarks_are_explained_by_how_near_they_stay() -> None:
     moved[0, 0, 0] += 3
     moved[0, 1, 0] += 4
     assert_close(bound(torch.cat([output, moved])).flatten(), [0, -5])
-    assert isinstance(ms.AutoTarget(classes=[3]).choose(output, FLAT).target, ms.RegressionScore)
+    given = ms.AutoTarget(classes=[3], activation="none")
+    assert isinstance(given.choose(output, FLAT).target, ms.RegressionScore)
+    with pytest.raises(SettingError, match=r"target=ms\.RegressionScore\(3\)"):
+        ms.AutoTarget(classes=[3]).choose(output, FLAT)
 
 
 @pytest.mark.parametrize("given", [{"activation": "softmax", "classes": [1]}, {"activation": "sigmoid"},
@@ -350,7 +402,8 @@ READ_SIGMOID, READ_SOFTMAX = Reading("sigmoid"), Reading("softmax")
         (mt.AsDiscrete(threshold=0.3), Reading(None, "threshold", threshold=0.3)),
         (mt.AsDiscreted(["label", "pred"], threshold=[0.3, 0.7]), Reading(None, "threshold", threshold=0.7)),
         # What leaves the prediction's numbers.
-        *((each, None) for each in (Saves("pred"), mt.Lambdad("image", func=twice), Own("image"))),
+        (Saves("pred"), Reading()),
+        *((each, None) for each in (mt.Lambdad("image", func=twice), Own("image"))),
         (mt.Lambdad("pred", func=twice, overwrite=False), None),
         (mt.Compose([mt.Activationsd("pred", softmax=True), Own("pred")]), READ_SOFTMAX),
         (mt.Compose([mt.AsDiscreted("pred", argmax=True), Own("pred")]), Reading(None, "argmax")),
@@ -390,3 +443,89 @@ def test_prompted_classes_are_explained_where_monai_labels_them(classes: int) ->
     expected = [logits[0, channel].sigmoid()[labelled == channel + 1].mean() for channel in bound.labels]
     torch.testing.assert_close(bound(logits)[0], torch.stack(expected))
     assert sorted(bound.labels) == list(range(classes))
+
+
+# Outputs x settings: what is known, by whom, and that no other reading of the shape gives another map.
+SHAPES: dict[str, tuple[int, ...]] = {
+    "number": (1, 1),
+    "classes": (1, 3),
+    "image": (1, 1, 4, 4),
+    "channels": (1, 3, 4, 4),
+}
+WRAPPED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "alone": lambda output: output,
+    "with nothing else": lambda output: (output, None),
+    "under a key": lambda output: {"logits": output},
+    "second of two": lambda output: (torch.rand(1, 64), output),
+    "one of two keys": lambda output: {"class_token": torch.rand(1, 8), "logits": output},
+}
+
+
+def numbers_of(kind: str, values: str) -> torch.Tensor:
+    """Logits above 1 and below 0 in each channel, the numbers that a softmax makes of them, or others in [0, 1]."""
+    logits = 6 * torch.rand(SHAPES[kind], generator=torch.Generator().manual_seed(3)) - 3
+    if logits.shape[2:]:
+        logits[0, :, 0, 0], logits[0, :, 3, 3] = 2, -2
+        for channel in range(logits.shape[1]):
+            logits[0, channel, 1, channel] = 4
+    if values == "sums to 1" and logits.shape[1] > 1:
+        return logits.softmax(1)
+    return logits if values == "logits" else logits.sigmoid()
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.filterwarnings("ignore:.*already looks like probabilities")
+def test_no_reading_is_guessed(kind: str, wrapped: str) -> None:
+    """A target is refused, or its reading is known: given, seen in the output, or the only one."""
+    settings = itertools.product(
+        ["logits", "sums to 1", "in [0, 1]"],
+        ["predicted", "all", [0], [1], [0, 2]],
+        [None, "softmax", "sigmoid", "none"],
+    )
+    for values, classes, activation in settings:
+        check_that_it_is_refused_or_known(kind, wrapped, values, classes, activation)
+
+
+def check_that_it_is_refused_or_known(
+    kind: str, wrapped: str, values: str, classes: Any, activation: str | None
+) -> None:
+    output = numbers_of(kind, values)
+    whole, target = WRAPPED[wrapped](output), ms.AutoTarget(None, classes, activation)
+    several, is_out = output.shape[1] > 1, not isinstance(classes, str) and max(classes) >= output.shape[1]
+    ends_in_softmax = several and values == "sums to 1"
+    if "two" in wrapped:
+        with pytest.raises(SettingError, match=r"output=.* reads .*--saliency_output "):
+            target.bind(whole, FLAT)
+        part = "logits" if isinstance(whole, dict) else 1
+        target = ms.AutoTarget(None, classes, activation, output=part)
+    if activation is None and kind != "number" and not ends_in_softmax:
+        with pytest.raises(SettingError, match=r'(?s)say what it holds.*activation="sigmoid".*numbers: target=ms\.Re'):
+            target.bind(whole, FLAT)
+        return
+    if is_out or (activation == "softmax" and not several):
+        with pytest.raises(SettingError, match=r"is out of range|the softmax of one channel is 1"):
+            target.bind(whole, FLAT)
+        return
+    choice, bound = target.choose(whole, FLAT), target.bind(whole, FLAT)
+    known = auto.SOFTMAX if activation is None and ends_in_softmax else auto.GIVEN
+    assert choice.source == (auto.ANY if kind == "number" and activation in (None, "none") else known)
+    assert (auto.SOFTMAX in bound.words()) == (known == auto.SOFTMAX)
+    if kind == "number":  # the log-odds of the sigmoid that it may be the logit of
+        assert_close(bound(whole), ms.ClassScore(0, "sigmoid").bind(output, FLAT)(output), within=SINGLE)
+
+
+@pytest.mark.parametrize("given", [{}, {"classes": [0, 1]}, {"classes": [0], "scale": "probability"}])
+def test_a_difference_of_two_outputs_is_the_same_in_all_readings(given: dict[str, Any]) -> None:
+    """Of given classes on their own scale. Which are predicted, and differences of probabilities, depend on it."""
+    batch = torch.cat([LOGITS, LOGITS.flip(1)])
+    found = [ms.AutoTarget(None, activation=activation, against=2, **given).bind(LOGITS, FLAT)(batch)
+             for activation in ("softmax", "sigmoid", "none")]  # fmt: skip
+    if given == {"classes": [0, 1]}:
+        bound = ms.AutoTarget(against=2, **given).bind(LOGITS, FLAT)
+        assert all(torch.allclose(bound(batch), each) for each in found)
+        assert bound.words() == "output 0, 1 less output 2 of 3: the same for logits and for numbers"
+        return
+    assert any(one.shape != two.shape or not torch.allclose(one, two) for one in found for two in found)
+    with pytest.raises(SettingError, match="say what it holds"):
+        ms.AutoTarget(against=2, **given).bind(LOGITS, FLAT)

@@ -65,9 +65,13 @@ class TestClassScore:
         ("classes", "output", "match"),
         [
             ([3], LOGITS, r"class 3 is out of range: the network gives 3 classes.*\[0, 2\]"),
-            ([0], torch.zeros(1, 3, 2, 3), r".*\(B, 3, 2, 3\); use RegionScore for a segmentation"),
+            (
+                [0],
+                torch.zeros(1, 3, 2, 3),
+                r".*\(B, 3, 2, 3\); for a segmenter give target=ms.RegionScore.*--target",
+            ),
             ([0], torch.zeros(1), r"ClassScore reads one row of class scores per image"),
-            ([0], {"logits": LOGITS}, "ClassScore reads a tensor, .* a dict; .*: output='logits' reads \\(B, 3\\)$"),
+            ([0], {"logits": LOGITS}, "ClassScore reads a tensor, .* a dict; .*: output='logits' reads \\(B, 3\\) "),
         ],
     )
     def test_outputs_it_cannot_read(self, classes: list, output: object, match: str) -> None:
@@ -145,7 +149,10 @@ class TestFunctionScore:
     @pytest.mark.parametrize(
         ("function", "match"),
         [
-            (lambda output: output.sum(), r"\(B, K\), one row per image; it gave shape \(\) for 1 images"),
+            (
+                lambda output: output.sum(),
+                r"\(B, K\), one row per image, such as output\[:, 1\]; it gave shape \(\) for 1 images",
+            ),
             (lambda output: output[0], r"it gave shape \(3,\) for 1 images"),
             (lambda output: output[:, None, :], r"it gave shape \(1, 1, 3\)"),
             (lambda output: 0.5, "it gave a float"),

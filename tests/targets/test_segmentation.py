@@ -62,13 +62,15 @@ class TestRegionScore:
         output = torch.stack([torch.full((2, 3), 3.0), torch.full((2, 3), -3.0)])[None]
         with pytest.raises(NothingToExplain, match=r"the predicted region.* of channel 1 is empty.*region='all'"):
             ms.RegionScore(1, activation).bind(output, FLAT)
+        for target in (ms.RegionScore([0, 1], activation), ms.DiceScore([1, 0], activation)):
+            assert list(target.bind(output, FLAT).labels) == [0]  # the one that is predicted
 
     @pytest.mark.parametrize(
         ("output", "activation", "match"),
         [
             (LOGITS, "none", r"RegionScore reads a segmentation.*\(B, 3\); use ClassScore for a classifier"),
             (torch.zeros(1, 2, 2, 2, 2), "none", r"RegionScore reads a segmentation"),
-            ([OUTPUT], "none", "RegionScore reads a tensor, .* a list; .*: output=0 reads \\(B, 2, 2, 3\\)$"),
+            ([OUTPUT], "none", "RegionScore reads a tensor, .* a list; .*: output=0 reads \\(B, 2, 2, 3\\) "),
             (OUTPUT[:, :1], "softmax", "the softmax of one channel is 1"),
             (OUTPUT[:, :1], "none", "with one output channel.*the predicted region is not defined"),
         ],

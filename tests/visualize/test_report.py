@@ -22,6 +22,7 @@ from PIL import Image
 
 import monai_saliency as ms
 from monai_saliency.__main__ import main
+from monai_saliency.errors import AdviceError, SettingError
 from monai_saliency.handlers.run_settings import described, note_settings
 from monai_saliency.metrics import map_agreement
 from monai_saliency.storage.tables import LABEL_REGION_COLUMNS, CaseTable
@@ -199,6 +200,24 @@ def test_a_report_is_made_anew(folder: Path) -> None:
     assert page_of(folder, "ct/one").is_file()
     assert not page_of(folder, "two").exists()
     assert not list((folder / "report" / "thumbnails").glob(f"{case_id('two')}*"))
+
+
+@pytest.mark.parametrize("name", ["report/cases/a.html", "report/index.html", "report/assets/a.css"])
+def test_pages_of_somebody_else_stay(name: str, folder: Path) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(AdviceError, match=r"report has a .* move the folder away"):
+        write_report(folder)
+    assert path.read_text() == "mine"
+
+
+def test_a_table_of_regions_of_somebody_else_stays(tmp_path: Path) -> None:
+    write_case(tmp_path, "one", head(SHAPE, 0, 1), MAPS, OBLIQUE)
+    (tmp_path / "cohort_regions.csv").write_text("patient,volume\n")
+    with pytest.raises(SettingError, match=r"cohort_regions.csv is not a table"):
+        write_report(tmp_path)
+    assert (tmp_path / "cohort_regions.csv").read_text() == "patient,volume\n"
 
 
 @pytest.mark.parametrize("made", [True, False])

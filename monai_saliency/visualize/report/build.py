@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from monai_saliency.errors import AdviceError
 from monai_saliency.inferers.explanation import FILL_LEAVES
 from monai_saliency.storage.files import locked, write_whole
-from monai_saliency.storage.tables import write_csv
+from monai_saliency.storage.tables import refuse_foreign, write_csv
 from monai_saliency.visualize.legend import is_noise, score_words
 from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, beyond, class_words, number, read_cohort
 from monai_saliency.visualize.report.plots import cohort_plots, curve_charts
@@ -64,6 +65,7 @@ def write_report(folder: str | Path) -> Path:
 def _panels(folder: Path, cohort: Cohort) -> Sequence[Any]:
     """Write ``cohort_regions.csv`` if cases have label maps, and return what the page shows of it."""
     path = folder / "cohort_regions.csv"
+    refuse_foreign(path, COHORT_REGION_COLUMNS)
     path.unlink(missing_ok=True)
     if not any(case.rows and case.label_regions for case in cohort.cases):
         return []
@@ -83,11 +85,23 @@ def try_report(folder: str | Path) -> None:
 
 def begin_report(report: Path) -> None:
     """Remove the pages and pictures of an earlier report, and copy what pages need."""
-    for folder in ("cases", "thumbnails", "assets"):
+    refuse_other_pages(report)
+    for folder in ("cases", "thumbnails"):
         shutil.rmtree(report / folder, ignore_errors=True)
-    shutil.copytree(_HERE / "assets", report / "assets")
+    shutil.copytree(_HERE / "assets", report / "assets", dirs_exist_ok=True)
     for source in (_HERE / "vendored").glob("niivue.*"):
         shutil.copy(source, report / "assets")
+
+
+def refuse_other_pages(report: Path) -> None:
+    """Refuse a folder with pages that are not ours: each of our reports has the same style sheet."""
+    ours = (report / "assets" / "report.css").is_file()
+    others = [name for name in ("index.html", "cases", "thumbnails", "assets") if (report / name).exists()]
+    if others and not ours:
+        raise AdviceError(
+            f"{report} has a {others[0]} that is not of a report of monai-saliency, and is left as it is: move the "
+            "folder away"
+        )
 
 
 def _write_case(report: Path, cohort: Cohort, cases: Sequence[CaseFiles], place: int) -> list[str]:

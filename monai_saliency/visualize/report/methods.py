@@ -12,7 +12,7 @@ import torch
 
 from monai_saliency.metrics.which_method import FIGURES, MethodComparison, in_words
 from monai_saliency.visualize.pictures import new_figure, save_picture, svg_address
-from monai_saliency.visualize.report.build import rendered, write_page
+from monai_saliency.visualize.report.build import refuse_other_pages, rendered, write_page
 from monai_saliency.visualize.report.kept_scan import case_id
 
 
@@ -38,6 +38,7 @@ def draw_map(folder: Path, case: str, name: str, values: torch.Tensor, label: to
 def write_methods(folder: Path, found: MethodComparison) -> Path:
     """Write the page into the report of an output folder, with the pictures that were drawn there."""
     report = folder / "report"
+    refuse_other_pages(report)
     (report / "assets").mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(__file__).parent / "assets" / "report.css", report / "assets")
     # What decides is next to the names, also on a narrow screen.
