@@ -327,12 +327,12 @@ class TestInpaintingInsideOfAnExplanation:
 
     def test_scores_of_a_hierarchy_of_three_rounds(self, image: torch.Tensor, settings: dict[str, Any]) -> None:
         """The score with a window hidden is the sum of what is kept and of the dense solve inside."""
-        (state,) = ms.hierarchical_occlusion(4, 3, 0.3, **settings).score(image[None], self.network)
+        (found,) = ms.hierarchical_occlusion(4, 3, 0.3, **settings).explain(image[None], self.network)
         expected = []
-        for mask in state.masks.render(state.search.ids):
+        for mask in found.masks.render(found.ids):
             filled = dense_laplace(image[0].numpy(), mask[0].numpy() < 0.5)
             expected.append(filled.sum())
-        np.testing.assert_allclose(state.search.scores[:, 0], expected, rtol=0, atol=1e-3)
+        np.testing.assert_allclose(found.scores[:, 0], expected, rtol=0, atol=1e-3)
 
     def test_values_of_regions(self, image: torch.Tensor, settings: dict[str, Any]) -> None:
         """They add up to what the image has more than its mean, by which all is filled where nothing is kept."""

@@ -7,7 +7,6 @@ import pytest
 import torch
 from helpers.tolerances import assert_same_bits
 from monai.inferers import SimpleInferer, SlidingWindowInferer
-from monai_saliency.inferers.sharing import merged
 
 import monai_saliency as ms
 from monai_saliency.errors import NothingToExplain
@@ -84,10 +83,12 @@ def test_under_remembered_patches_no_masks_are_run_for_it() -> None:
     torch.testing.assert_close(found[2].saliency, wanted[2].saliency)
 
 
-def test_its_parts_come_together() -> None:
+def test_its_parts_come_together(tmp_path: Path) -> None:
     explain = ms.sliding_window(target=POSITIVE, mask_batch_size=4, **WINDOWS)
-    parts = [explain.score(IMAGES, Classes(), part=Part(index, 2)) for index in range(2)]
-    assert [len(each.saliency) for each in merged(parts)] == [1, 0, 1]
+    for index in range(2):
+        stored = [ScoreStore(tmp_path).open(name, "key") for name in "abc"]
+        found: list[Any] = explain.score(IMAGES, Classes(), part=Part(index, 2), stored=stored)
+    assert [len(each.saliency) for each in found] == [1, 0, 1]
 
 
 def test_a_network_whose_first_image_is_healthy_is_checked_by_the_next_one() -> None:
