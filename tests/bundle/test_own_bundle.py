@@ -155,7 +155,7 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
         ({"classes": [7]}, "^class 7 is out of range: the network gives 2 classes"),
         ({"checkpoint": "none.pt"}, "checkpoint none.pt does not exist"),
         ({"network_def": DENSENET | {"out_channels": 5}}, "does not fit the network DenseNet"),
-        ({"network_def": UNET, "checkpoint": ""}, "^ClassScore reads one row of class scores.* use RegionScore"),
+        ({"network_def": UNET, "checkpoint": ""}, "^ClassScore reads one row of class scores.*RegionScore.*--target"),
         ({"network_def": DENSENET | {"in_channels": 3}, "checkpoint": ""}, "case a: .*channels"),
     ],
 )
@@ -167,6 +167,17 @@ def test_wrong_settings_say_what_to_do(
         run(**settings | overrides)
     assert re.search(message, str(root_cause(caught.value))), str(root_cause(caught.value))
     assert not list((tmp_path / "out").rglob("*saliency*"))
+
+
+def test_the_flag_of_a_segmenter_is_the_one_that_its_error_names(cohort: Path, tmp_path: Path) -> None:
+    """What the error says after ``--target`` explains a segmenter."""
+    torch.manual_seed(0)
+    settings = {"dataset_dir": cohort, "network_def": UNET, "checkpoint": "", "num_masks": 8, "strict": True}
+    with pytest.raises(RuntimeError) as caught:
+        run(**settings, output_dir=tmp_path / "refused")
+    (flag,) = re.findall(r'--target "(.*?)"', str(root_cause(caught.value)))
+    run(**settings, output_dir=tmp_path / "out", target=eval(flag))
+    assert (tmp_path / "out" / "a_saliency.nii.gz").is_file()
 
 
 def test_false_as_a_command_line_writes_it(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
