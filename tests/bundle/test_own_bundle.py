@@ -165,7 +165,10 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
         ({"checkpoint": "none.pt"}, "checkpoint none.pt does not exist"),
         ({"checkpoint": ""}, "^checkpoint is empty, got ''.*--checkpoint none if the network brings its weights"),
         ({"network_def": DENSENET | {"out_channels": 5}}, "does not fit the network DenseNet"),
-        ({"network_def": UNET, "checkpoint": "none"}, "^ClassScore reads one row of class scores.* use RegionScore"),
+        (
+            {"network_def": UNET, "checkpoint": "none"},
+            "^ClassScore reads one row of class scores.*RegionScore.*--target",
+        ),
         ({"network_def": DENSENET | {"in_channels": 3}, "checkpoint": "none"}, "case a: .*channels"),
     ],
 )
@@ -188,6 +191,17 @@ def test_a_number_where_a_path_is_meant(name: str, tmp_path: Path, monkeypatch: 
         monai.bundle.run(**settings(tmp_path, "out", **{name: 2024}))
     assert re.search(r"must be a path, got the number 2024.* such as --\w+ \./2024", str(root_cause(caught.value)))
     assert not (tmp_path / "2024").exists()
+
+
+def test_the_flag_of_a_segmenter_is_the_one_that_its_error_names(cohort: Path, tmp_path: Path) -> None:
+    """What the error says after ``--target`` explains a segmenter."""
+    torch.manual_seed(0)
+    settings = {"dataset_dir": cohort, "network_def": UNET, "checkpoint": "none", "num_masks": 8, "strict": True}
+    with pytest.raises(RuntimeError) as caught:
+        run(**settings, output_dir=tmp_path / "refused")
+    (flag,) = re.findall(r'--target "(.*?)"', str(root_cause(caught.value)))
+    run(**settings, output_dir=tmp_path / "out", target=eval(flag))
+    assert (tmp_path / "out" / "a_saliency.nii.gz").is_file()
 
 
 def test_false_as_a_command_line_writes_it(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
