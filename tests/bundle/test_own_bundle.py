@@ -167,7 +167,7 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
         ({"network_def": DENSENET | {"out_channels": 5}}, "does not fit the network DenseNet"),
         (
             {"network_def": UNET, "checkpoint": "none"},
-            "^ClassScore reads one row of class scores.*RegionScore.*--target",
+            "^ClassScore reads one row of class.*RegionScore.*--target",
         ),
         ({"network_def": DENSENET | {"in_channels": 3}, "checkpoint": "none"}, "case a: .*channels"),
     ],
