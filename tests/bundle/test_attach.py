@@ -237,7 +237,7 @@ def segmenter() -> torch.nn.Module:
 
 CLASSIFY: dict[str, Any] = {"method": "rise", "num_masks": 8, "grid_size": 3, "activation": "none", "classes": [1]}
 CLASSIFY |= {"picture": False}
-SEGMENT: dict[str, Any] = {"classes": [1], "store_dir": "", "picture": False}
+SEGMENT: dict[str, Any] = {"classes": [0], "store_dir": "", "picture": False}
 #: by name: the network, the inferer that predicts, the images of a batch, and what is explained
 KINDS: dict[str, tuple[Callable[[], torch.nn.Module], Any, int, dict[str, Any]]] = {
     "batches of two": (Scaled, None, 2, CLASSIFY),

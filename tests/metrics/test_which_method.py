@@ -171,7 +171,7 @@ def test_the_cheapest_of_the_ties_is_best(monkeypatch: pytest.MonkeyPatch) -> No
         ({"labels": torch.ones(7, 1, EDGE, EDGE)}, "`labels` must have one entry for each of 8 images, got 7"),
         ({"methods": ["focussed_rise"]}, "did you mean `focused_rise`"),
         ({"methods": [{"num_masks": 9}]}, "a name, or a dictionary with a `method`, got {'num_masks': 9}"),
-        ({"target": [0, 1], "labels": None}, "methods are compared by one score a case"),
+        ({"target": [0, 1], "activation": "softmax", "labels": None}, "methods are compared by one score a case"),
     ],
 )
 def test_misuse_is_a_sentence(changes: dict[str, object], words: str) -> None:
