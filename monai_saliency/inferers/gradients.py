@@ -20,6 +20,7 @@ import torch
 from monai.inferers import SimpleInferer
 
 from monai_saliency.errors import CaseError
+from monai_saliency.estimators.base import Meaning
 from monai_saliency.gradients.base import GradientMethod, NetworkCalls
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.forward import Forward
@@ -43,7 +44,11 @@ class GradientInferer(WholeMethodInferer):
     def __init__(self, method: GradientMethod, target: Target, *args: Any, **settings: Any) -> None:
         words = "a white-box method such as IntegratedGradients()"
         method = instance("method", method, GradientMethod, words)
-        super().__init__(method, target, *args, meaning=method.meaning, **settings)
+        super().__init__(method, target, *args, **settings)
+
+    @property
+    def meaning(self) -> Meaning:
+        return self.method.meaning
 
     def explain_case(self, forward: Forward, walk: Walk, split: SplitInputs, index: int) -> Explanation:
         # Where the caller infers, nothing could be differentiated.

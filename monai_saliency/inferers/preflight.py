@@ -113,107 +113,57 @@ def rows_depend(forward: Forward, walk: Walk, split: SplitInputs, size: int) -> 
         size: images in a batch, at the most.
 
     Raises:
-        CaseError: where the network gives no fixed output.
+        CaseError: where the network gives no fixed output, or fails on a batch of several images.
     """
     image = walk.images.unperturbed()
     # A function's own target may mix rows.
-    ways = repr(walk.unbound_target), type(forward.inferer), repr(forward.output), forward.autocast_dtype(image)
-    ways = *ways, forward.seed
-    kind = ("rows", tuple(image.shape), image.dtype, str(image.device), size > 1, *ways)
+    ways = repr(walk.unbound_target), type(forward.inferer), repr(forward.output), forward.seed
+    counts = size > 1, len(split.images) > 1
+    kind = "rows", *image.shape, image.dtype, str(image.device), forward.autocast_dtype(image), *counts, *ways
     known = known_of(forward.network)
     if kind not in known:
-        known[kind] = _Trial(forward, walk, split, size).found()
-    if known[kind] and size > 1:
+        known[kind] = _dependence(forward, walk, split, size)
+    if known[kind]:
         say_once(forward.network, "images go through the network one at a time, which takes longer", known[kind])
     return bool(known[kind])
 
 
-class _Trial:
-    """Runs the image of a case, and the image with everything hidden, alone and side by side."""
+def _dependence(forward: Forward, walk: Walk, split: SplitInputs, size: int) -> str:
+    """How the rows of a batch depend on each other, in words; empty where they do not."""
+    images = torch.cat([walk.images.unperturbed(), walk.images.hidden()])
+    numbers = walk.images.hidden_numbers([Whole.IMAGE, Whole.HIDDEN])
 
-    def __init__(self, forward: Forward, walk: Walk, split: SplitInputs, size: int) -> None:
-        self.forward, self.case, self.split, self.size = forward, walk.case, split, size
-        self.images = torch.cat([walk.images.unperturbed(), walk.images.hidden()])
-        self.numbers = walk.images.hidden_numbers([Whole.IMAGE, Whole.HIDDEN])
-        # Compiling again for another batch size takes minutes, and may change the bits of all other batches.
-        self.compiled = size > 1 and holds_compiled(forward.network)
-        self.count = size if self.compiled else 1
-        output = self.alone()
-        self.target = walk.unbound_target
-        if not isinstance(self.target, BoundTarget):
-            self.target = bound_target(self.target, output, walk.case)
-        words = "alone" if self.count == 1 else f"in a batch of {self.count} copies of it"
-        self.first = Seen.of(output, self.target, words)
-        (hidden,) = self.rows([1] * self.count, 1)
-        self.hidden = Seen.of(hidden, self.target, words)
-        self.rounding = Rounding(forward, walk.case.image)
+    def run(places: list[int]) -> list[Any]:
+        hidden = numbers[places] if split.numbers else None
+        output = forward.images(images[places], split, [(0, len(places))], walk.case.name, hidden)
+        return [tree_map(copied, rows(output, row, row + 1, len(places))) for row in range(min(2, len(places)))]
 
-    def rows(self, places: list[int], count: int) -> list[Any]:
-        """The first rows ``(1, ...)`` of the output of a batch of these two images."""
-        numbers = self.numbers[places] if self.split.numbers else None
-        output = self.forward.images(self.images[places], self.split, [(0, len(places))], self.case.name, numbers)
-        return [tree_map(copied, rows(output, row, row + 1, len(places))) for row in range(count)]
-
-    def alone(self) -> Any:
-        """The image's output alone, or in a batch of its copies if the network takes no batch of one."""
-        if self.count == 1 and self.size > 1:
-            try:
-                return self.rows([0], 1)[0]
-            except OF_SHAPES:
-                self.count = self.size
-        return self.rows([0] * self.count, 1)[0]
-
-    def found(self) -> str:
-        """How the rows of a batch depend on each other, in words; empty where they do not."""
-        words = self.beside() if self.size > 1 else ""
-        again = Seen.of(self.rows([0] * self.count, 1)[0], self.target, "at its second call")
-        if self.differ(again, self.first):
-            both = f"{self.first._replace(words='at its first call').figures(self.target)}"
-            problem = _NOT_FIXED.format(f"the unperturbed image gives {both} and {again.figures(self.target)}")
-            raise CaseError(self.case.name, f"{problem}. {_SUPPOSED}")
-        return words
-
-    def beside(self) -> str:
-        """Compare each image next to the other one with the same alone."""
-        count = self.size if self.compiled else 2
-        try:
-            beside = self.pair(count)
-        except OF_SHAPES as error:
-            try:
-                count, beside = self.size, self.pair(self.size)
-            except OF_SHAPES:
-                return self.refuse_or_run_alone(error)
-        both = zip(
-            ("unperturbed image", "image with everything hidden"), beside, (self.first, self.hidden), strict=True
+    looks = _looked(forward.network, size, run)
+    unbound = walk.unbound_target
+    target = unbound if isinstance(unbound, BoundTarget) else bound_target(unbound, looks.alone[0], walk.case)
+    first, hidden = (Seen.of(output, target, looks.words) for output in looks.alone)
+    again = Seen.of(looks.again, target, "at its second call")
+    rounding, spread = Rounding(forward, walk.case.image), (first.scores - hidden.scores).abs().nan_to_num(0, 0, 0)
+    if rounding.differ(again, first, target, spread):
+        both = f"{first._replace(words='at its first call').figures(target)} and {again.figures(target)}"
+        raise CaseError(
+            walk.case.name, f"{_NOT_FIXED.format(f'the unperturbed image gives {both}')}. {_SUPPOSED}"
         )
-        for what, here, alone in both:
-            if self.differ(here, alone):
-                figures = f"{here.figures(self.target)} and {alone.figures(self.target)}"
-                return f"case {self.case.name}: the {what} gives {figures}"
-        return ""
-
-    def refuse_or_run_alone(self, error: Exception) -> str:
-        """Where a batch fails and one image runs: the only image of a call goes through alone, for the reason in words.
-        Of several images, the network may use a further input of one of them.
-        """
+    if looks.error is not None:
         words = (
-            f"the network fails on a batch of 2 and runs one image alone ({getattr(error, 'problem', error)}): if it "
-            "takes one image at a time, set mask_batch_size=1; if it uses another input of one image, give that of all "
-            "images, ms.explain(network, (images, other), inputs=ms.ArgumentInputs(perturb=0))"
+            f"the network fails on a batch of {size} and runs one image alone "
+            f"({getattr(looks.error, 'problem', looks.error)}): if it takes one image at a time, set mask_batch_size=1; "
+            "if it uses another input of one image, give that of all images, ms.explain(network, (images, other), "
+            "inputs=ms.ArgumentInputs(perturb=0))"
         )
-        if len(self.split.images) > 1:
-            raise CaseError(self.case.name, words) from error
-        return f"case {self.case.name}: {words}"
-
-    def pair(self, count: int) -> list[Seen]:
-        """Both images next to each other, in a batch of ``count``."""
-        places = [place % 2 for place in range(count)]
-        words = f"in a batch of {count}"
-        return [Seen.of(output, self.target, words) for output in self.rows(places, 2)]
-
-    def differ(self, one: Seen, other: Seen) -> bool:
-        spread = (self.first.scores - self.hidden.scores).abs().nan_to_num(0, 0, 0)
-        return self.rounding.differ(one, other, self.target, spread)
+        if len(split.images) > 1:  # the network may use a further input of one of them
+            raise CaseError(walk.case.name, words) from looks.error
+        return f"case {walk.case.name}: {words}"
+    for what, alone, output in zip((Whole.IMAGE, Whole.HIDDEN), (first, hidden), looks.beside, strict=False):
+        here = Seen.of(output, target, "in a batch with another one")
+        if rounding.differ(here, alone, target, spread):
+            return f"case {walk.case.name}: {what.value} gives {here.figures(target)} and {alone.figures(target)}"
+    return ""
 
 
 def patches_depend(
@@ -229,30 +179,57 @@ def patches_depend(
         run: gives the network's output of patches ``(n, C, *roi_size)``.
         size: patches in a batch.
     """
-    known, rounding = known_of(forward.network), Rounding(forward, patches)
+    known, same = known_of(forward.network), Rounding(forward, patches).same
     kind = "patches", tuple(patches.shape[1:]), patches.dtype, str(patches.device), size, repr(forward.output)
-    if kind in known:
-        return str(known[kind])
+    if kind not in known:
+        looks = _looked(forward.network, size, lambda places: [sampled(row[None])[0] for row in run(patches[places])[:2]])
+        if not same(looks.again, looks.alone[0]):
+            problem = _NOT_FIXED.format("a patch gives something else at its second call")
+            raise CaseError(case, f"{problem}. {_SUPPOSED}")
+        known[kind] = str(looks.error or "")
+        for here, alone in zip(looks.beside, looks.alone, strict=False):
+            if not same(here, alone):
+                both = f"{float(here.mean()):.6g} next to another patch and {float(alone.mean()):.6g} alone"
+                known[kind] = f"the network's output of a patch has a mean {both}"
+    return str(known[kind])
 
-    def alone(place: int) -> torch.Tensor:
-        def copies(count: int) -> torch.Tensor:
-            return sampled(run(patches[[place] * count])[:1])[0]
 
-        return alone_or_copies(forward.network, size, copies)
+class _Looks(NamedTuple):
+    """What a network gave for two inputs."""
 
-    first, words = [alone(0), alone(1)], ""
+    alone: list[Any]
+    beside: list[Any]  # next to each other; none where batches hold one, or fail
+    again: Any  # for the first one once more, alone
+    words: str  # how they were run alone
+    error: Exception | None  # of a batch of several
+
+
+def _looked(network: Any, size: int, run: Callable[[list[int]], list[Any]]) -> _Looks:
+    """Run two inputs alone, next to each other, and the first one again. ``run`` gives the first two rows of the output
+    for a batch of them, by their places; ``size`` is the largest batch.
+    """
+    count, (first, *_) = _smallest(network, [1, size], lambda count: run([0] * count))
+    second, beside, error = run([1] * count)[0], [], None
     if size > 1:
-        places = [place % 2 for place in range(size if holds_compiled(forward.network) else 2)]
-        beside = run(patches[places])
-        for place, one in enumerate(first):
-            here = sampled(beside[place : place + 1])[0]
-            if not rounding.same(one, here):
-                both = f"mean {float(here.mean()):.6g} next to another patch and {float(one.mean()):.6g} alone"
-                words = f"the network's output of a patch has a {both}"
-    if not rounding.same(first[0], alone(0)):
-        raise CaseError(case, f"{_NOT_FIXED.format('a patch gives something else at its second call')}. {_SUPPOSED}")
-    known[kind] = words
-    return words
+        try:
+            # The first one comes second: where rows of zeros are the other ones, they may look the same at any place.
+            places = [1 - place % 2 for place in range(size)]
+            _, beside = _smallest(network, [2, size], lambda count: run(places[:count])[::-1])
+        except OF_SHAPES as raised:
+            error = raised
+    words = "alone" if count == 1 else f"in a batch of {count} copies of it"
+    return _Looks([first, second], beside, run([0] * count)[0], words, error)
+
+
+def _smallest(network: Any, counts: list[int], run: Callable[[int], Any]) -> tuple[int, Any]:
+    """The first of two batch sizes that the network takes, and what ``run`` gives for it."""
+    # Compiling again for another batch size takes minutes, and may change the bits of all other batches.
+    if counts[0] < counts[1] and not holds_compiled(network):
+        try:
+            return counts[0], run(counts[0])
+        except OF_SHAPES:
+            pass  # a network of one batch size
+    return counts[1], run(counts[1])
 
 
 def check_predicted(forward: Forward, walk: Walk, output: Any, how: str = "explained") -> None:
@@ -287,18 +264,7 @@ def output_alone(forward: Forward, split: SplitInputs, index: int, case: Case, s
         batch = image.expand(count, *image.shape[1:]).contiguous()
         return rows(forward.images(batch, split, [(index, count)], case.name), 0, 1, count)
 
-    return alone_or_copies(forward.network, size, run)
-
-
-def alone_or_copies(network: Any, size: int, run: Callable[[int], Any]) -> Any:
-    """What ``run`` gives for a batch of one; or of ``size`` copies, if the network takes no batch of one."""
-    if size == 1 or not holds_compiled(network):
-        try:
-            return run(1)
-        except OF_SHAPES:
-            if size == 1:
-                raise
-    return run(size)
+    return _smallest(forward.network, [1, size], run)[1]
 
 
 def say_once(network: Any, what: str, why: str) -> None:

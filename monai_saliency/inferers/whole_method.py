@@ -32,17 +32,15 @@ class WholeMethodInferer(PerturbationInferer):
         masks: Masks | None = None,
         estimator: Estimator | None = None,
         fill: Any = None,
-        *,
-        meaning: Meaning | None = None,
         **settings: Any,
     ) -> None:
         self.method = method
         super().__init__(masks, target, estimator, fill, **settings)  # type: ignore[arg-type]
-        object.__setattr__(self, "_meaning", meaning or Meaning(f"map of {type(method).__name__}", in_score_unit=False))
 
     @property
-    def settings(self) -> dict[str, Any]:
-        return {name: value for name, value in super().settings.items() if name != "_meaning"}
+    def meaning(self) -> Meaning:
+        """The meaning of the map's values."""
+        return Meaning(f"map of {type(self.method).__name__}", in_score_unit=False)
 
     @property
     def deciding(self) -> dict[str, Any]:
@@ -128,5 +126,5 @@ class WholeMethodRun:
             num_forwards=known.num_forwards,
             maps=inside(maps.to(image.device, dtype), self.walk.case.within),
             within=self.walk.case.within,
-            kind=self.inferer._meaning,
+            kind=self.inferer.meaning,
         )

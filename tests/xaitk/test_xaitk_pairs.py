@@ -503,8 +503,6 @@ def test_whole_methods_that_do_not_fit_are_refused() -> None:
     explain = BlackBoxInferer(method, TARGET)
     with pytest.raises(CaseError, match=r"explains 2D images, got one of shape \(1, 6, 7, 5\)"):
         explain(torch.rand(1, 1, 6, 7, 5), Net(1, 6, 7, 5))
-    with pytest.raises(ValueError, match="the changed images of RISEStack are its own: it has no masks to render"):
-        BlackBoxInferer(method, TARGET, estimator=ms.estimators.OcclusionScoring())(TWO_IMAGES, NET)
     with pytest.raises(ValueError, match="`method` must be a GenerateImageClassifierBlackboxSaliency"):
         BlackBoxInferer(RISEScoring(), TARGET)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cannot be shared between workers: let these share cases"):
