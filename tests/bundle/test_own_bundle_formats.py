@@ -27,7 +27,7 @@ def radiographs(folder: Path) -> Path:
 
 def test_radiographs_get_maps_that_lie_as_they_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """8 and 16 bits, odd sizes, gray and colours, one that lies on its side, two files that differ in their suffix."""
-    rows = run(radiographs(tmp_path / "in"), tmp_path / "out", "", picture=True, **FLAT)
+    rows = run(radiographs(tmp_path / "in"), tmp_path / "out", "none", picture=True, **FLAT)
     assert "e.jpg is turned by its EXIF orientation" in caplog.text
     names = {
         "a": "a.png",
