@@ -14,7 +14,7 @@ import torch
 from monai_saliency.bundle.command import settings_of
 from monai_saliency.handlers.summary import figures
 from monai_saliency.storage.files import atomic_path
-from monai_saliency.storage.tables import CaseTable, Failures, write_csv
+from monai_saliency.storage.tables import CaseTable, Failures, refuse_foreign, write_csv
 from monai_saliency.utils.tensors import correlation
 from monai_saliency.visualize.pictures import new_figure
 from monai_saliency.visualize.report.cases import MapFile
@@ -115,6 +115,7 @@ class Sweep:
             written = {name: f"{value:.10g}" for name, value in setting.figures.items()}
             rows.append({"setting": setting.name, **setting.values, **written})
         table, picture = Path(folder) / "sweep.csv", Path(folder) / "sweep.png"
+        refuse_foreign(table, ["setting"])
         write_csv(table, ["setting", *ids, *FIGURES], rows)
         with atomic_path(picture) as temporary:
             plot_sweep(self).savefig(temporary, dpi=100)

@@ -290,7 +290,7 @@ def loading_error(error: Exception, case: Mapping[str, Any], index: int) -> Case
         words = "one of its DICOM files" if is_series else forbidden[0]
         return CaseError(name, f"no permission to read {words}: change its mode, such as by chmod +r")
     if is_series:
-        words = f"its {len(image)} DICOM files could not be loaded: "
+        words = f"its {len(files)} DICOM files could not be loaded: "
         return as_case_error(error, name, words, ". Copy them again, or convert the series to NIfTI")
     for file in files:
         if not os.path.exists(file):

@@ -82,15 +82,19 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
         FileNotFoundError: when the file does not exist.
         ValueError: when the path is empty, or the file does not hold a state dictionary, or one of another network.
     """
-    if not _files_of(path):
+    files = _files_of(path)
+    if not files:
         return network
     if isinstance(path, (list, tuple)):
         members = network.networks if isinstance(network, Ensemble) else [network]
-        if len(members) != len(path):
-            raise ValueError(f"checkpoint lists {len(path)} files, and the network is of {len(members)}: give one each")
-        for member, file in zip(members, path, strict=True):
+        if len(members) != len(files):
+            raise ValueError(
+                f"checkpoint lists {len(files)} files, and the network is of {len(members)}: give one each"
+            )
+        for member, file in zip(members, files, strict=True):
             load_checkpoint(member, file)
         return network
+    path = files[0]
     if _is_exported(path):
         if isinstance(network, (InBatchesOf, torch.fx.GraphModule)):
             return network

@@ -116,13 +116,9 @@ class CaseTable:
 
         Columns that an earlier version did not write are empty. Rows have the further columns where the file has them.
         """
-        header, known = _header(self.path), (*self.columns, *self.further)
-        if not header:
-            return []
-        if "case" not in header or not set(header) <= set(known):
+        (header, lines), known = _content(self.path), (*self.columns, *self.further)
+        if header and ("case" not in header or not set(header) <= set(known)):
             raise _foreign(self.path, header, self.columns)
-        with open(self.path, **_READ) as file:
-            lines = list(csv.DictReader(file, restval=""))
         names = [name for name in known if name in self.columns or name in header]
         rows = []
         for line in lines:
@@ -131,10 +127,7 @@ class CaseTable:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table with a header, whose texts a spreadsheet does not run as formulas. SettingError where a file with
-    another first column is in its place.
-    """
-    refuse_foreign(path, columns)
+    """Write a table with a header, whose texts a spreadsheet does not run as formulas."""
     with atomic_path(path) as temporary, open(temporary, "w", **_ENCODED) as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader()
@@ -143,20 +136,21 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
 
 def refuse_foreign(path: Path, columns: Sequence[str]) -> None:
     """Refuse to replace a file whose first column is not that of our table."""
-    header = _header(path)
+    header, _ = _content(path)
     if header and header[0] != columns[0]:
         raise _foreign(path, header, columns)
 
 
-def _header(path: Path) -> list[str]:
-    """The names of a file's columns; none where the file is missing or empty."""
+def _content(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
+    """The names of a file's columns, and its rows; nothing where the file is missing or empty."""
     try:
         with open(path, **_READ) as file:
-            return next(csv.reader(file), [])
+            reader = csv.DictReader(file, restval="")
+            return reader.fieldnames or [], list(reader)
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return [], []
     except csv.Error:  # as of a binary file
-        return ["(not a text of commas)"]
+        return ["(no text with commas)"], []
 
 
 def _foreign(path: Path, header: Sequence[str], columns: Sequence[str]) -> SettingError:

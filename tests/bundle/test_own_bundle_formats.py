@@ -27,7 +27,7 @@ def radiographs(folder: Path) -> Path:
 
 def test_radiographs_get_maps_that_lie_as_they_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """8 and 16 bits, odd sizes, gray and colours, one that lies on its side, two files that differ in their suffix."""
-    rows = run(radiographs(tmp_path / "in"), tmp_path / "out", "", picture=True, **FLAT)
+    rows = run(radiographs(tmp_path / "in"), tmp_path / "out", "none", picture=True, **FLAT)
     assert "e.jpg is turned by its EXIF orientation" in caplog.text
     names = {
         "a": "a.png",
@@ -75,7 +75,7 @@ def test_scans_in_lps_get_maps_that_lie_on_them(tmp_path: Path) -> None:
     nib.save(nib.Nifti1Image(voxels, affine), tmp_path / "in" / "nifti.nii.gz")
     settings = FLAT | {"network_def": {"_target_": "helpers.brightness.Brightness", "spatial_dims": 3, "window": 3}}
     settings |= {"spatial_dims": 3, "pixdim": [2.0, 2.0, 2.0], "spatial_size": [24, 24, 24], "stride": 6}
-    rows = run(tmp_path / "in", tmp_path / "out", "", picture=True, **settings)
+    rows = run(tmp_path / "in", tmp_path / "out", "none", picture=True, **settings)
     assert [row["case"] for row in rows] == ["mha", "mhd", "nhdr", "nifti", "nrrd"]
     there = np.array(image.TransformIndexToPhysicalPoint([5, 12, 4])) * (-1, -1, 1)
     expected = nib.load(tmp_path / "out" / "nifti_saliency.nii.gz")

@@ -98,7 +98,7 @@ def test_what_is_recorded(cohort: Path, tmp_path: Path) -> None:
     out = tmp_path / "my maps"
     torch.manual_seed(0)
     before = files_below(tmp_path)
-    rows = run(cohort, out, "", tracking="mlflow", classes="all", fill=0.25, seed=7, picture=True)
+    rows = run(cohort, out, "none", tracking="mlflow", classes="all", fill=0.25, seed=7, picture=True)
     assert len(rows) == 6
     (recorded,) = runs(out)
     assert recorded.info.status == "FINISHED"
@@ -220,7 +220,7 @@ def test_an_interrupted_run_says_so(cohort: Path, tmp_path: Path) -> None:
     # Up to eight forwards for each case: the prediction, references, all hidden, and three batches of masks.
     settings = {"tracking": "mlflow", "method": "rise", "num_masks": 3, "mask_batch_size": 1, "store_dir": ""}
     with pytest.raises(KeyboardInterrupt):
-        run(cohort, out, "", network_def={"_target_": "test_mlflow.Interrupted"}, fill=0.0, **settings)
+        run(cohort, out, "none", network_def={"_target_": "test_mlflow.Interrupted"}, fill=0.0, **settings)
     (recorded,) = runs(out)
     assert recorded.info.status == "KILLED"
     assert recorded.data.metrics["cases"] == 1
@@ -233,4 +233,4 @@ def test_without_mlflow_the_error_comes_first(cohort: Path, tmp_path: Path, monk
         run(cohort, tmp_path / "out", "none.pt", tracking="mlflow")
     assert str(root_cause(caught.value)) == 'mlflow is not installed: pip install "monai-saliency[mlflow]"'
     assert [path.name.partition("_")[0] for path in (tmp_path / "out").iterdir()] == ["config"]
-    run(cohort, tmp_path / "untracked", "")
+    run(cohort, tmp_path / "untracked", "none")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from monai_saliency.errors import NothingToExplain, SettingError
-from monai_saliency.storage.tables import CaseTable, Failures, write_csv
+from monai_saliency.storage.tables import CaseTable, Failures, refuse_foreign
 
 COLUMNS = ("case", "error")
 
@@ -147,7 +147,7 @@ def test_a_table_of_somebody_else_that_comes_later_stays(tmp_path: Path) -> None
         lambda: table.add([{"case": "a", "error": "b"}]),
         lambda: table.replace({"a"}),
         lambda: failures.add("a", "load", ValueError("broken")),
-        lambda: write_csv(tmp_path / "t.csv", COLUMNS, []),
+        lambda: refuse_foreign(tmp_path / "t.csv", COLUMNS),
     ):
         with pytest.raises(SettingError, match="is left as it is"):
             change()

@@ -226,7 +226,7 @@ def test_a_run_ends_with_its_report(made: bool, tmp_path: Path, capfd: Any, capl
     write_scan(tmp_path / "scans" / "a.nii.gz", (13, 12, 14), LPS)
     if not made:
         monkeypatch.setattr(build, "read_cohort", lambda folder: {}["the reason"])
-    assert len(run(tmp_path / "scans", tmp_path / "out", "", report=True)) == 1
+    assert len(run(tmp_path / "scans", tmp_path / "out", "none", report=True)) == 1
     index = tmp_path / "out" / "report" / "index.html"
     assert (capfd.readouterr().out.strip().splitlines()[-1] == str(index)) == made
     assert index.is_file() == made
