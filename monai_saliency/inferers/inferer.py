@@ -15,7 +15,6 @@ from monai.utils import convert_to_dst_type
 from monai_saliency.cases import Case, Number, cases_of, image_file
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.simple import ConstantFill
 from monai_saliency.inferers.ensemble import of_members
@@ -36,9 +35,9 @@ from monai_saliency.inferers.runner import (
     rows_in_batch,
 )
 from monai_saliency.inferers.scores import Scores
+from monai_saliency.inferers.setting_checks import check_settings
 from monai_saliency.inferers.walk import Walk, bound_target
 from monai_saliency.masks.base import BoundMasks, Masks
-from monai_saliency.masks.rise import MCRISEMasks
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath
@@ -133,7 +132,7 @@ class PerturbationInferer(Inferer):
         seed_network: int | None = None,
     ) -> None:
         super().__init__()
-        _check_settings(locals(), self.needs_masks)
+        check_settings(locals(), self.needs_masks)
         self.mask_batch_size = batch_size(mask_batch_size)
         self.sharing = instance("sharing", sharing, Sharing, "MasksOverRanks() or another Sharing", none=True)
         self.masks = masks
@@ -429,49 +428,6 @@ def explaining(inferer: Any) -> PerturbationInferer:
 def _cuts_patches(inferer: Any) -> bool:
     """Whether an inferer, or one inside of it, cuts patches."""
     return any(isinstance(each, SlidingWindowInferer) for each in (inferer, *getattr(inferer, "__dict__", {}).values()))
-
-
-def _check_settings(settings: Mapping[str, Any], needs_masks: bool) -> None:
-    """Refuse settings that are not what they are taken for."""
-    kinds: dict[str, tuple[Any, str]] = {
-        "masks": (Masks, "masks such as RISEMasks(1000)"),
-        "target": (
-            Target,
-            "a target such as ClassScore([1], 'softmax') (FunctionScore(function) makes one of a function)",
-        ),
-        "estimator": (Estimator, "an estimator such as OcclusionScoring()"),
-        "fill": (CaseFill, "a fill such as ConstantFill(0.0) or MeanFill(), or a function of images (B, C, *spatial)"),
-        "inferer": (Inferer, "a MONAI inferer such as SimpleInferer()"),
-        "inputs": (TensorInput, "an adapter such as DictInput('image')"),
-        "patch_memory": ((bool, PatchMemory), "True, False or PatchMemory(device_bytes=..., host_bytes=...)"),
-        "autocast": (Mapping, "the arguments of torch.autocast, such as {'dtype': torch.float16}"),
-    }
-    for name, (kind, words) in kinds.items():
-        needed = name == "target" or (needs_masks and name in ("masks", "estimator"))
-        instance(name, settings[name], kind, words, function=name in ("fill", "inferer"), none=not needed)
-    words = "a key, an index, several such as ('pred', 0), or a function of the network's output"
-    output = settings["output"]
-    for step in output if isinstance(output, (list, tuple)) and output else [output]:
-        instance("output", step, (str, int), words, function=True, none=True)
-    _check_pair(settings["masks"], settings["estimator"])
-
-
-def _check_pair(masks: Any, estimator: Any) -> None:
-    """RISE must know the masks' `p1`, and that they have one fill: else a map would hold their coverage."""
-    while hasattr(masks, "masks"):  # masks of channels, or in rounds, are made of others
-        masks = masks.masks
-    name, several = type(estimator).__name__, isinstance(masks, MCRISEMasks)
-    if several and isinstance(estimator, RISEScoring):
-        raise ValueError(
-            f"`estimator` is {name}, which knows one fill, and MCRISEMasks have several: use "
-            f"MCRISEScoring({masks.p1}), or OcclusionScoring() for the drop while a fill replaces the voxel"
-        )
-    drawn, taken = getattr(masks, "p1", None), getattr(estimator, "p1", None)
-    reads = getattr(estimator, "form", None) != "plain" and getattr(masks, "num_masks", None) is not None
-    if reads and drawn is not None and taken and taken != drawn:
-        raise ValueError(
-            f"`estimator` is {name}(p1={taken}), but the masks keep a cell with `p1` {drawn}: write {name}({drawn})"
-        )
 
 
 def _check_count(name: str, given: Any, count: int) -> None:

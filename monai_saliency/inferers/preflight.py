@@ -146,15 +146,13 @@ def _dependence(forward: Forward, walk: Walk, split: SplitInputs, size: int) -> 
     rounding, spread = Rounding(forward, walk.case.image), (first.scores - hidden.scores).abs().nan_to_num(0, 0, 0)
     if rounding.differ(again, first, target, spread):
         both = f"{first._replace(words='at its first call').figures(target)} and {again.figures(target)}"
-        raise CaseError(
-            walk.case.name, f"{_NOT_FIXED.format(f'the unperturbed image gives {both}')}. {_SUPPOSED}"
-        )
+        raise CaseError(walk.case.name, f"{_NOT_FIXED.format(f'the unperturbed image gives {both}')}. {_SUPPOSED}")
     if looks.error is not None:
         words = (
             f"the network fails on a batch of {size} and runs one image alone "
-            f"({getattr(looks.error, 'problem', looks.error)}): if it takes one image at a time, set mask_batch_size=1; "
-            "if it uses another input of one image, give that of all images, ms.explain(network, (images, other), "
-            "inputs=ms.ArgumentInputs(perturb=0))"
+            f"({getattr(looks.error, 'problem', looks.error)}): if it takes one image at a time, set "
+            "mask_batch_size=1; if it uses another input of one image, give that of all images, "
+            "ms.explain(network, (images, other), inputs=ms.ArgumentInputs(perturb=0))"
         )
         if len(split.images) > 1:  # the network may use a further input of one of them
             raise CaseError(walk.case.name, words) from looks.error
@@ -182,7 +180,9 @@ def patches_depend(
     known, same = known_of(forward.network), Rounding(forward, patches).same
     kind = "patches", tuple(patches.shape[1:]), patches.dtype, str(patches.device), size, repr(forward.output)
     if kind not in known:
-        looks = _looked(forward.network, size, lambda places: [sampled(row[None])[0] for row in run(patches[places])[:2]])
+        looks = _looked(
+            forward.network, size, lambda places: [sampled(row[None])[0] for row in run(patches[places])[:2]]
+        )
         if not same(looks.again, looks.alone[0]):
             problem = _NOT_FIXED.format("a patch gives something else at its second call")
             raise CaseError(case, f"{problem}. {_SUPPOSED}")

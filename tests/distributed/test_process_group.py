@@ -73,8 +73,8 @@ def test_every_rank_has_the_plain_maps(world_size: int) -> None:
                 assert_same_bits(saliency, one.saliency)
                 assert_same_bits(scores, one.scores)
                 assert_same_bits(reference, one.reference_scores)
-        # All forwards of all ranks: each has run the batch with the unperturbed image.
-        assert found[0][0][3] == MASKS + 1 + (world_size - 1) * BATCH
+        # All forwards of all ranks: each has run the first batch, with an image that is not counted.
+        assert found[0][0][3] == MASKS + 1 + (world_size - 1) * (BATCH - 1)
 
 
 def test_what_goes_wrong_on_one_rank_is_told_to_all() -> None:

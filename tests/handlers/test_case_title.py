@@ -30,6 +30,7 @@ class Corners(torch.nn.Module):
 
 
 def explained(make: Any, target: Any, network: Any = None, image: torch.Tensor = ONES, **given: Any) -> ms.Explanation:
+    given |= {} if isinstance(target, ms.targets.Target) else {"activation": "softmax"}
     (found,) = make(target=target, **given).explain(image, network or Corners(), names=["ct_7"])
     return found
 
@@ -120,7 +121,8 @@ def test_no_place_where_the_strongest_voxel_opposes_the_score_or_may_be_chance()
     found = explained(ms.focused_rise, 1, network, image, num_masks=200)
     assert float(found.saliency.max()) > 0
     assert found.without_peak.isnan().all()
-    noise = replace(found, saliency=-found.saliency, noise=found.saliency.abs().max()[None])
+    noise = replace(found, maps=-found.saliency)
+    vars(noise)["noise"] = found.saliency.abs().max()[None]
     assert noise.without_peak.isnan().all()
 
 
@@ -156,7 +158,7 @@ def test_a_map_that_shows_nothing_has_no_place_worth_a_word() -> None:
     """A mask of a whole place may change the score by far more than the map that was made."""
     found = explained(ms.sliding_window, ms.ClassScore([1], "softmax"), **WINDOWS)
     assert "without this place" in case_title(found)
-    weak = replace(found, saliency=found.saliency * 1e-6)
+    weak = replace(found, maps=found.saliency * 1e-6)
     assert case_title(weak).endswith("class 1 has probability 0.998")
     (row,) = summarize("ct_7", weak, weak.saliency.numpy(), np.eye(4))
     assert row["verdict"].startswith("no part of this scan changes the score")

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,9 +26,14 @@ def explanation(maps: np.ndarray) -> ms.Explanation:
     target = ms.ClassScore([2, 0][: len(maps)], "none").bind(output, ms.Case("ct_7", image))
     masks, scores = RISEMasks(5).bind(image), target(output)[0]
     observed = ms.masks.Observed(masks, scores, range(5), torch.zeros(5, len(maps)))
-    return ms.Explanation(
-        "ct_7", torch.from_numpy(maps), observed.scores, range(5), scores, target, masks, [observed], num_forwards=6
-    )
+    given = ("ct_7", observed.scores, range(5), scores, target, masks, [observed])
+    return ms.Explanation(*given, num_forwards=6, maps=torch.from_numpy(maps))
+
+
+def with_noise(found: ms.Explanation, *noise: float) -> ms.Explanation:
+    """An explanation whose noise is known, as where its estimator tells it."""
+    vars(found)["noise"] = torch.tensor(noise)
+    return found
 
 
 @pytest.fixture
@@ -78,13 +82,12 @@ class TestSummarize:
     def test_noise_of_each_map(self) -> None:
         """A noise for each explained value, repeated for each channel; a peak is read beside it."""
         maps = np.stack([peaked(), np.full(SHAPE, 0.5, np.float32)])
-        with_noise = replace(explanation(maps), noise=torch.tensor([0.5, 0.25]))
-        rows = summaries.summarize("ct_7", with_noise, maps, LEFTWARD)
+        rows = summaries.summarize("ct_7", with_noise(explanation(maps), 0.5, 0.25), maps, LEFTWARD)
         assert [row["noise"] for row in rows] == [0.5, 0.25]
         assert [is_noise(row) for row in rows] == [False, True]
         assert summaries.figures([row | {"seconds": 1} for row in rows])["maps_of_noise"] == 1
         assert not any(is_noise(row) for row in summaries.summarize("ct_7", explanation(maps), maps, LEFTWARD))
-        flat = replace(explanation(maps), noise=torch.zeros(2))
+        flat = with_noise(explanation(maps), 0.0, 0.0)
         assert [is_noise(row) for row in summaries.summarize("ct_7", flat, 0 * maps, LEFTWARD)] == [True, True]
 
     @pytest.mark.parametrize(("voxel", "expected"), [(PEAK, True), ((5, 2, 2), False), (None, "")])

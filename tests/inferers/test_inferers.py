@@ -262,7 +262,7 @@ class TestExplain:
         network, inputs = Network().eval(), images(2, 1, 9, 8)
         explain = sliding_window(3, target=Growing())
         assert [len(e.saliency) for e in explain.explain(inputs, network)] == [1, 2]
-        with pytest.raises(ValueError, match=r"different numbers of maps \[1, 2\]: call `explain`"):
+        with pytest.raises(ValueError, match=r"different numbers of maps \[1, 2\].*For a list of explanations write"):
             explain(inputs, network)
 
 

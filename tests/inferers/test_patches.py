@@ -365,7 +365,7 @@ def test_patches_that_the_target_does_not_read(method: str, images: int) -> None
 
 
 def test_the_price_of_a_later_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted with what earlier rounds have run."""
+    """Counted without what earlier rounds have run."""
     explain = ms.hierarchical_occlusion(
         levels=3, target=ms.RegionScore(1, "softmax", "all"), inferer=SlidingWindowInferer((16, 16), 4, 0.5)
     )
@@ -374,9 +374,8 @@ def test_the_price_of_a_later_round(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, plans = RememberedPatches.plan, []
     monkeypatch.setattr(RememberedPatches, "plan", lambda *given: plans.append(plan(*given)) or plans[-1])
     (found,) = explain.explain(image, Local())
-    totals = [each.total for each in plans]
-    assert [each.done for each in plans] == [found.per_prediction, *totals[:-1]]
-    assert totals[-1] == found.num_forwards
+    assert len(plans) > 1
+    assert found.per_prediction + sum(plans) == found.num_forwards
 
 
 class Several(torch.nn.Module):

@@ -83,7 +83,7 @@ def test_it_is_the_mean_of_separate_runs(method: Any, given: Any, target: Any, i
         if method is ms.minimal_region:
             regions = [observed.finding for observed in explanation.observed]
             assert [region.voxels for region in regions] == each[:, i].flatten(2).sum(2).flatten().tolist()
-        if explanation.masks.adaptive:
+        if explanation.masks is not None and explanation.masks.adaptive:
             for name in ("noise", "standard_error"):
                 of_members = [getattr(one, name) for one in (alone, *others) if getattr(one, name) is not None]
                 if of_members:

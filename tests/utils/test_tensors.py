@@ -68,13 +68,14 @@ def test_mm_do_not_depend_on_an_affines_rounding() -> None:
 
 
 def test_sizes_in_mm_name_the_setting_that_gives_voxel_sizes() -> None:
-    explain, images = ms.sliding_window(4, window_unit="mm", target=0), torch.rand(1, 1, 8, 8)
+    target = ms.ClassScore([0], "none")
+    explain, images = ms.sliding_window(4, window_unit="mm", target=target), torch.rand(1, 1, 8, 8)
     network = lambda images: 9 * images.flatten(1)  # noqa: E731
     with pytest.raises(ValueError, match="sizes in mm need") as error:
         explain(images, network)
     named = re.findall("or `([a-z]+)` in mm", str(error.value))
     given = dict.fromkeys(named, (2.0, 2.0))
-    assert torch.equal(explain(images, network, **given), ms.sliding_window(2, target=0)(images, network))
+    assert torch.equal(explain(images, network, **given), ms.sliding_window(2, target=target)(images, network))
 
 
 def test_a_command_lines_words_are_truth_values() -> None:
