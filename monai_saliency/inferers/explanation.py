@@ -237,8 +237,8 @@ class Explanation:
         """The content of each map: its class or channel, the image's channel (None where a map is of all), and
         the unperturbed image's score.
         """
-        has_own = self.masks is not None and self.masks.channels is not None
-        channels = range(self.masks.channels) if has_own else [None]
+        own = None if self.masks is None else self.masks.channels
+        channels: Sequence[int | None] = [None] if own is None else range(own)
         scores = zip(self.target.labels, self.reference_scores.tolist(), strict=True)
         return [(label, channel, score) for label, score in scores for channel in channels]
 

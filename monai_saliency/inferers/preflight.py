@@ -209,7 +209,9 @@ def _looked(network: Any, size: int, run: Callable[[list[int]], list[Any]]) -> _
     for a batch of them, by their places; ``size`` is the largest batch.
     """
     count, (first, *_) = _smallest(network, [1, size], lambda count: run([0] * count))
-    second, beside, error = run([1] * count)[0], [], None
+    second = run([1] * count)[0]
+    beside: list[Any] = []
+    error: Exception | None = None
     if size > 1:
         try:
             # The first one comes second: where rows of zeros are the other ones, they may look the same at any place.

@@ -198,7 +198,8 @@ class NetworkMetric(SaliencyMetric):
         (scored,) = with_maps(found)
         self.num_forwards += scored.num_forwards
         scores, reference = scored.scores.double(), scored.reference_scores.double()
-        if scored.masks.channels is not None:
+        bound: Any = scored.masks
+        if bound.channels is not None:
             raise ValueError(f"`masks` must hide all channels alike for {type(self).__name__}: use the masks inside")
         if len(reference) not in (1, one.num_maps):
             raise ValueError(
@@ -206,4 +207,4 @@ class NetworkMetric(SaliencyMetric):
                 "the maps of this target, or a target of one value"
             )
         k = one.number if len(reference) > 1 else 0
-        return Scored(scored.masks, scored.ids, scores[:, k], reference[k], scored.target.quantity())
+        return Scored(bound, scored.ids, scores[:, k], reference[k], scored.target.quantity())
