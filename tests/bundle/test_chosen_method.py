@@ -131,7 +131,7 @@ def test_every_method_runs_by_its_name(method: str, tmp_path: Path, caplog: pyte
     }
     few = {"num_masks": 8, "num_supervoxels": 3, "num_designs": 2, "levels": 1}
     few = {name: value for name, value in few.items() if name in own_settings(getattr(methods, method))}
-    rows = run(write_scans(tmp_path, 1) / "cohort", tmp_path / "out", "", method=method, **segments, **few)
+    rows = run(write_scans(tmp_path, 1) / "cohort", tmp_path / "out", "none", method=method, **segments, **few)
     maps = 2 if method == "mc_rise" else 1  # one for each fill
     assert [row["case"] for row in rows] == ["s0"] * maps
     unread = [message for message in caplog.messages if message.startswith("nothing reads")]
