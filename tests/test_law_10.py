@@ -21,7 +21,6 @@ import monai_saliency as ms
 from monai_saliency.distributed.process_group import MasksOverRanks
 from monai_saliency.errors import CaseError
 from monai_saliency.targets.base import Target
-from monai_saliency.targets.per_image import PerImage
 
 SHAPE = (9, 8)
 LABELS = torch.arange(3).repeat_interleave(3)[None, :, None].expand(1, *SHAPE)
@@ -109,7 +108,6 @@ TARGETS: dict[str, list[tuple[Callable[[], Target], Callable[[torch.Tensor], Any
     ],
     "FieldSimilarity": [(lambda: ms.FieldSimilarity(), lambda x: segment(x)[:, :2])],
     "FunctionScore": [(lambda: ms.FunctionScore(lambda output: output.mean(dim=1)), classify)],
-    "PerImage": [(lambda: PerImage([ms.ClassScore([k], "softmax") for k in range(len(images()))]), classify)],
     "RegionScore": [(lambda: ms.RegionScore(1, "softmax"), segment)],
     "RegressionScore": [(lambda: ms.RegressionScore(), classify)],
 }

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
+from monai_saliency.cases import Case
 from monai_saliency.fills.named import fill_in_unit
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.targets import Target
+from monai_saliency.targets import BoundTarget, Target
 from monai_saliency.targets.auto import AutoTarget
-from monai_saliency.targets.per_image import PerImage
 from monai_saliency.utils.arguments import refuse_unknown
 
 __all__ = ["TargetLike", "as_target", "method"]
@@ -35,7 +35,7 @@ def as_target(target: TargetLike, **settings: Any) -> Target:
     if isinstance(target, (torch.Tensor, np.ndarray)):
         target = _classes_of(target)
         if isinstance(target, list):
-            return PerImage([AutoTarget(classes=[index], **settings) for index in target])
+            return _PerImage([AutoTarget(classes=[index], **settings) for index in target])
     if isinstance(target, (int, np.integer)):
         target = [target]
     if isinstance(target, (list, tuple, str)) and target:
@@ -43,6 +43,24 @@ def as_target(target: TargetLike, **settings: Any) -> Target:
     if settings:
         raise TypeError(f"give {', '.join(settings)} to the target itself, such as ClassScore(1, 'softmax')")
     return target
+
+
+class _PerImage(Target):
+    """A target for each image of a batch, in their order, as captum takes them."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self.targets = list(targets)
+
+    def of_image(self, index: int, count: int) -> Target:
+        if count != len(self.targets):
+            raise ValueError(
+                f"`target` is a tensor with a class for each of {len(self.targets)} images, and there are {count}: "
+                "give one class an image, or a list such as target=[0, 2] for these classes of all images"
+            )
+        return self.targets[index]
+
+    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
+        return self.of_image(0, 1).bind(reference_output, case)
 
 
 def _classes_of(given: torch.Tensor | np.ndarray) -> int | list[int]:

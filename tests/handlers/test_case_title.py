@@ -92,7 +92,7 @@ def test_random_masks_hide_no_place_alone(method: str) -> None:
 
 def test_regions() -> None:
     labels = torch.tensor([[1, 1, 2, 2]] * 2 + [[3, 3, 4, 4]] * 2)[None]
-    (found,) = ms.region_occlusion(target=1).explain(ONES, Corners(), labels=labels[None])
+    (found,) = ms.region_occlusion(target=1, activation="softmax").explain(ONES, Corners(), labels=labels[None])
     assert_close(found.without_peak, [2.0], within=SINGLE)
 
 

@@ -209,7 +209,7 @@ def test_a_case_that_another_process_holds_is_waited_for(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("network", "error"),
-    [(torch.nn.Identity(), None), (torch.nn.functional.dropout, "not what was predicted")],
+    [(torch.nn.Identity(), None), (torch.nn.functional.dropout, "no fixed output")],
     ids=["prediction", "dropout"],
 )
 def test_what_the_evaluator_predicted(network: Any, error: str | None, tmp_path: Path) -> None:
