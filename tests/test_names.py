@@ -59,6 +59,7 @@ assert state() == before
 """
 
 
+@pytest.mark.slow
 def test_importing_changes_nothing_of_the_process() -> None:
     """Each room is there by its name, and what others have set stays: for pickles, loading, warnings and loggers."""
     done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True)
@@ -339,6 +340,7 @@ def test_an_argument_that_is_not_kept() -> None:
     assert repr(Kept(1)) == "Kept()"
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_said_before_a_map_is_computed(tmp_path: Path) -> None:
     """In one short error with its pip command, and without the error of the import before it."""
     code = "import sys; sys.modules['matplotlib'] = None; import monai_saliency as ms; "

@@ -317,6 +317,7 @@ def errors_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return errors
 
 
+@pytest.mark.slow
 def test_imports_without_the_extras_and_without_unix() -> None:
     """The package imports, also on Windows, and any module that needs an extra names the command that installs it.
 

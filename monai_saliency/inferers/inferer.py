@@ -164,6 +164,11 @@ class PerturbationInferer(Inferer):
         return self.masks is not None and self.masks.by_region
 
     @property
+    def needs_labels(self) -> bool:
+        """Whether masks are of the regions of the case's label map."""
+        return self.masks is not None and self.masks.needs_labels
+
+    @property
     def deciding(self) -> dict[str, Any]:
         """The settings that decide the scores of a mask, by name. Others only decide how fast they are computed."""
         names = ("masks", "target", "fill", "inferer", "inputs", "output")

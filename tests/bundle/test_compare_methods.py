@@ -73,6 +73,7 @@ def explain(folder: Path, out: str, **given: Any) -> dict[str, bytes]:
     return maps(folder / out)
 
 
+@pytest.mark.slow
 def test_method_auto_is_the_plain_run_with_the_best(tmp_path: Path, capsys: Any) -> None:
     """In a run, in the same run again, and in two processes that share its masks."""
     write_scans(tmp_path, 4)

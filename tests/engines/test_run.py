@@ -262,9 +262,8 @@ STOPS += [("loading", "no workers", "SIGTERM to all"), ("forward", "no workers",
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
-@pytest.mark.parametrize(
-    ("moment", "workers", "sign"), [STOPS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in STOPS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("moment", "workers", "sign"), STOPS)
 def test_a_stopped_run_leaves_nothing_and_goes_on(moment: str, workers: str, sign: str, tmp_path: Path) -> None:
     cohort = write_scans(tmp_path, NUM_SCANS)
     number = signal.SIGTERM if "SIGTERM" in sign else signal.SIGINT

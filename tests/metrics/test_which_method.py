@@ -236,6 +236,7 @@ def test_a_second_comparison_runs_only_what_is_not_kept(tmp_path: Path) -> None:
         assert one["deletion"] == other["deletion"]
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_hardly_an_image_is_run_twice(tmp_path: Path, monkeypatch: Any) -> None:
     """The few: those that tell that the scores on disk are of this network, and what was under way."""
     monkeypatch.setattr("monai_saliency.storage.score_store._REST", 0)  # this network is faster than any disk

@@ -85,6 +85,7 @@ def test_other_values_have_other_keys() -> None:
         assert seen.setdefault(fingerprint(value), value) is value
 
 
+@pytest.mark.slow
 def test_another_process_agrees() -> None:
     """Under another hash seed, with other memory addresses; without packages that MONAI takes seconds to import."""
     code = (

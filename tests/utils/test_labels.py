@@ -37,7 +37,7 @@ def explained(label: Any, method: Callable[..., Any], target: ms.targets.Target,
 
 def compared(label: Any) -> Any:
     labels = torch.as_tensor(label).repeat(3, 1, 1, 1)
-    return metrics.compare_methods(segment, IMAGE.repeat(3, 1, 1, 1), ms.RegionScore(1, "none"), labels)
+    return metrics.compare_methods(segment, IMAGE.as_tensor().repeat(3, 1, 1, 1), ms.RegionScore(1, "none"), labels)
 
 
 def as_a_file(read: Callable[[Path], Any]) -> Callable[[torch.Tensor], Any]:
