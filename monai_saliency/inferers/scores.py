@@ -106,15 +106,13 @@ class Scores:
 
     def of(self, ids: Ids) -> Tensor:
         """The scores ``(n, K)`` of n masks."""
-        rows = [self._rows[mask] for mask in ids]
-        if rows and rows == list(range(rows[0], rows[0] + len(rows))):
-            return self._values[rows[0] : rows[0] + len(rows)]
-        return self._values[rows]
+        return self._values[self._places(ids)]
 
-    def spread(self) -> Tensor:
-        """``(K,)``, the largest change of each score so far."""
-        gaps = (self._values[: len(self)] - self.reference).abs()
-        return gaps.amax(dim=0) if len(gaps) else gaps.new_zeros(gaps.shape[1:])
+    def _places(self, ids: Ids) -> slice | list[int]:
+        """The rows of some masks: of those that follow each other as a slice, which copies nothing."""
+        rows = [self._rows[mask] for mask in ids]
+        follow = bool(rows) and rows == list(range(rows[0], rows[0] + len(rows)))
+        return slice(rows[0], rows[0] + len(rows)) if follow else rows
 
     def add(self, ids: Ids, values: Tensor, keep: bool = True) -> None:
         """Take the scores ``(n, K)`` of n masks, and store them; those that came before are replaced."""
@@ -123,9 +121,7 @@ class Scores:
         if len(self._rows) > len(self._values):  # doubled, so that all masks are copied a few times at most
             room = max(len(self._rows), 2 * len(self._values)) - len(self._values)
             self._values = torch.cat([self._values, self._values.new_zeros(room, self._values.shape[1])])
-        rows = [self._rows[mask] for mask in ids]
-        is_run = rows == list(range(rows[0], rows[0] + len(rows))) if rows else True
-        self._values[slice(rows[0], rows[0] + len(rows)) if rows and is_run else rows] = values.to(self._values)
+        self._values[self._places(ids)] = values.to(self._values)
         if keep and self.stored is not None and not self._nothing:
             self.stored.add(list(ids), values)
 

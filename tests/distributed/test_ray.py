@@ -138,7 +138,7 @@ def test_a_ray_of_its_own_ends_with_the_run(sign: str | None, tmp_path: Path) ->
 def test_an_error_in_an_actor_reaches_the_driver(tmp_path: Path) -> None:
     """Here one that the driver itself does not meet."""
     write_scans(tmp_path, 3)
-    only_there = "$'nowhere.pt' if @saliency_engine.speaks is False else ''"
+    only_there = "$'nowhere.pt' if @saliency_engine.speaks is False else 'none'"
     with pytest.raises(RuntimeError) as caught:
         monai.bundle.run(**shared(tmp_path, "out", saliency_max_workers=1, checkpoint=only_there))
     assert "an actor has failed: FileNotFoundError: checkpoint nowhere.pt does not" in str(root_cause(caught.value))
