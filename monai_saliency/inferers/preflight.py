@@ -76,21 +76,25 @@ class Rounding:
         coarse = forward.autocast_dtype(image) or getattr(forward.inferer, "blended_in", None)
         self.tolerance = rounding_of(forward.network, image.device, coarse, image.dtype)
 
-    def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether two outputs are equal but for rounding, and for labels at a few borders."""
+    def same(self, one: torch.Tensor, other: torch.Tensor, times: float = 1) -> bool:
+        """Whether two outputs are equal but for some times the rounding, and for labels at a few borders."""
         if one.shape != other.shape:
             return False
         first, second = one.double(), other.to(one.device).double()
         allowed = max(self.tolerance(one.dtype), self.tolerance(other.dtype)) if one.is_floating_point() else 0.0
         largest = torch.cat([first.flatten(), second.flatten()]).abs().nan_to_num(0, 0, 0).max() if len(first) else 0.0
-        close = first.isclose(second, rtol=0, atol=allowed * float(largest), equal_nan=True)
+        close = first.isclose(second, rtol=0, atol=times * allowed * float(largest), equal_nan=True)
         return bool((~close).double().mean() <= _FEW)
 
     def differ(self, one: Seen, other: Seen, target: BoundTarget, spread: torch.Tensor, times: float = 1) -> bool:
         """Whether outputs differ by more than rounding, or scores by enough to show in a map; ``spread`` ``(K,)`` is
         how much perturbing changes them.
         """
-        if one.values and other.values and not all(map(self.same, one.values, other.values)):
+        if (
+            one.values
+            and other.values
+            and not all(self.same(*pair, times) for pair in zip(one.values, other.values, strict=False))
+        ):
             return True
         first, second = one.scores, other.scores.to(one.scores)
         gaps, sizes = (first - second).abs(), torch.maximum(first.abs(), second.abs())
@@ -249,9 +253,9 @@ def check_predicted(forward: Forward, walk: Walk, output: Any, how: str = "expla
         return
     if [each.shape for each in prediction.values] != [each.shape for each in here.values]:
         return
-    # Nothing tells yet how much masks change: be sure.
+    # Nothing tells yet how much masks change, and another batch or blending may round otherwise: be sure.
     spread = torch.zeros_like(here.scores)
-    if Rounding(forward, walk.case.image).differ(here, prediction, walk.target, spread, 100):
+    if Rounding(forward, walk.case.image).differ(here, prediction, walk.target, spread, 10):
         both = f"the unperturbed image gives {here.figures(walk.target)} and {prediction.figures(walk.target)}"
         raise CaseError(walk.case.name, f"{_NOT_PREDICTED.format(both)}. {_SUPPOSED}")
 
